@@ -144,6 +144,19 @@ def test_no_file_imports_itself_by_way_of_others():
     assert not edges, "these files import each other, or what does"
 
 
+def test_no_room_of_a_part_imports_itself_by_way_of_others():
+    """A room is a folder of a part, or a file at its top."""
+    graph = grimp.build_graph("parts", cache_dir=None)
+    rooms = {name: ".".join(name.split(".")[:3]) for name in graph.modules if name.count(".") > 1}
+    edges = {room: set[str]() for room in rooms.values()}
+    for name, room in rooms.items():
+        to = {rooms[one] for one in graph.find_modules_directly_imported_by(name) if one in rooms}
+        edges[room] |= to - {room}
+    while leaves := {room for room, to in edges.items() if not to & edges.keys()}:
+        edges = {room: to for room, to in edges.items() if room not in leaves}
+    assert not edges, "these rooms import each other, or what does"
+
+
 def test_a_docstring_says_what_it_is_about():
     nameless = [
         f"{path.relative_to(PROJECT).as_posix()}: {text.splitlines()[0]}"

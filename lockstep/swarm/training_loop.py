@@ -196,13 +196,16 @@ class TrainingLoop:
           NotFiniteError: The training diverged.
           LockstepError: Too few peers are left, or nothing is applied any more.
         """
-        while self.step < self.last:
-            self._take_round()
+        while self.step < self.last and self._take_round():
+            pass
 
-    def _take_round(self) -> None:
+    def _take_round(self) -> bool:
+        """Take the next round; return whether there was one."""
         for observer in self.observers:
             observer.begins(self.step + 1, self.progress)
         self.progress, finished = self.swarm.take_round(self.progress)
+        if finished is None:
+            return False
         entry = finished.entry
         if entry.round.step <= self.step:  # the round had another outcome after all
             self.record.forget(entry.round.step)
@@ -216,6 +219,7 @@ class TrainingLoop:
         self.record.keep(finished, peers.state, self._extras, save=save)
         for observer in self.observers:
             observer.kept(entry, self.progress)
+        return True
 
     def _extras(self) -> dict:
         """Return what a checkpoint holds in addition to the state.

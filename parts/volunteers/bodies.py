@@ -7,8 +7,8 @@ from pydantic import Field
 from lockstep.protocol.attestation import Hash
 from lockstep.tables.table import AsTuple
 from parts.volunteers.keys import KEY
+from parts.volunteers.layout import MOST_SLOTS
 from parts.volunteers.signed import Body
-from parts.volunteers.slots import MOST_SLOTS
 
 KeyText = Annotated[str, Field(pattern=KEY.pattern + "$")]
 SlotNumber = Annotated[int, Field(ge=0, lt=MOST_SLOTS)]

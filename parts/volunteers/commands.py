@@ -62,13 +62,13 @@ def admit(
 ) -> None:
     """Give a slot of your run to who sent you its KEY, or end it."""
     from parts.volunteers import keys
-    from parts.volunteers.chain import opening
+    from parts.volunteers.lab import opening
     from parts.volunteers.store.schemes import open_store
 
     run_store, lab = open_store(store), keys.read(file)
     print(f"admit: {opening.admit(run_store, peer, public, lab, because)}")
     if public is not None and store.startswith("s3://"):
-        from parts.volunteers.addresses import signing
+        from parts.volunteers.lab import signing
 
         print(f"admit: signed {signing.sign_run(run_store, lab, FIRST_HOURS, [peer])}")
 
@@ -83,7 +83,7 @@ def sign(
 ) -> None:
     """Sign the addresses by which peers without credentials use an s3:// store; do so daily."""
     from parts.volunteers import keys
-    from parts.volunteers.addresses import signing
+    from parts.volunteers.lab import signing
     from parts.volunteers.store.schemes import open_store
 
     print(f"sign: {signing.sign_run(open_store(store), keys.read(file), hours)}")
@@ -92,7 +92,8 @@ def sign(
 @volunteer.command()
 def gc(store: Where, file: KeyFile = DEFAULT_KEY) -> None:
     """Remove payloads and states of your run's old windows; what was signed stays."""
-    from parts.volunteers import collecting, keys
+    from parts.volunteers import keys
+    from parts.volunteers.lab import collecting
     from parts.volunteers.store.schemes import open_store
 
     print(f"gc: {collecting.collect(open_store(store), keys.read(file))}")

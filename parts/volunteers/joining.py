@@ -1,31 +1,108 @@
-"""What the commands do: open a run in a store, and take part in one, and follow one."""
+"""A run in a store: it is opened, taken part in, and followed."""
 
 import shutil
 from pathlib import Path
+from typing import NamedTuple
+
+import jax
 
 from lockstep.errors import LockstepError, RequestError
 from lockstep.files import write_named
+from lockstep.machine import allocator
 from lockstep.machine.progress import size
-from lockstep.transcript.transcript import Transcript
-from parts.volunteers import keys, slots, stored_run
-from parts.volunteers.chain import opening
-from parts.volunteers.chain.place import CaughtUp, Onlooker, RunInStore
+from lockstep.swarm.checkpoints import Checkpoints
+from lockstep.swarm.faults import FaultSchedule
+from lockstep.swarm.peers import make_peers
+from lockstep.swarm.swarm import NotFiniteError
+from lockstep.swarm.training_loop import Record, TrainingLoop
+from lockstep.transcript.entry import TABLES, Header
+from lockstep.transcript.transcript import Transcript, Writer
+from parts.volunteers import keys, layout
+from parts.volunteers.chain import statements
+from parts.volunteers.chain.act import End
+from parts.volunteers.chain.chain import Chain
 from parts.volunteers.keys import PublicKey
+from parts.volunteers.lab import opening
 from parts.volunteers.store.probe import probe
 from parts.volunteers.store.schemes import open_store
+from parts.volunteers.stored_run import stored_run
+from parts.volunteers.training.process import Onlooker
 from pipeline import runfile
 from pipeline.command_options import run_stage
+from pipeline.language_model import cudnn
 from pipeline.net import limits
 from pipeline.net.limits import NetSettings
 from pipeline.runfile import Runtime, as_text, strangers
 from pipeline.runfile.answers import Use
-from pipeline.stage import devices
+from pipeline.stage import devices, lock, logs
 from pipeline.stage.artifacts import Paths
 from pipeline.start import begin
-from pipeline.start.begin import Setup
+from pipeline.start.begin import Setup, repeats_bit_for_bit
+
+
+class FollowedRun(NamedTuple):
+    """A run that was followed to its last round, or to where its links end."""
+
+    setup: Setup
+    transcript: Transcript
+    chain: Chain
+    end: End | None  #: Where its links end; None where all rounds are over.
+
+
+def follow_rounds(setup: Setup, folder: Path, key: str, onlooker: Onlooker) -> FollowedRun:
+    """Follow a run in the store of its run file, and write its transcript below a folder.
+
+    Cut off, it goes on where it was; a run that was followed to its end is followed anew. `key` is
+    that of the run's stage train.
+
+    Raises:
+      LockstepError: The run diverged, or its store has another one.
+    """
+    run, stored = setup.run, stored_run(setup, onlooker)
+    start, snapshots = stored.start, run.snapshots(stored.start.step)
+    chain = stored.process.chain
+    checkpoints = Checkpoints(folder / "checkpoints", run.runtime.keep_steps)
+    saved = checkpoints.newest(start.state)
+    if saved is None:  # as after its end
+        shutil.rmtree(folder / "transcript", ignore_errors=True)
+    writer = Writer(folder / "transcript", snapshots)
+    record = Record(writer, checkpoints, run.runtime.checkpoint_every)
+    beginning = record.begin(start, setup.settings, saved)
+    layout, devices = run.peers.layout, jax.devices()
+    peers = make_peers(setup.programs, layout, beginning.state, devices, beginning.absent)
+    if saved is None:
+        writer.header(_header(setup, key))
+        writer.snapshot(start.step, setup.start.state)
+    beginning = stored.begin(beginning, peers, writer)
+    faults = FaultSchedule(run.faults.schedule, run.peers.seed, setup.programs.form)
+    swarm = stored.swarm(setup.settings, peers, lambda _: setup.data, faults, spool=folder)
+    with checkpoints:
+        try:
+            last = run.config.total_steps
+            TrainingLoop(swarm, beginning, record, last, stored.observers).take_rounds()
+        except NotFiniteError as error:
+            raise LockstepError(f"{chain.store.address}: diverged: {error}") from error
+    if swarm.end is None:
+        shutil.rmtree(checkpoints.folder)
+    transcript = Transcript(folder / "transcript")
+    return FollowedRun(setup, transcript, chain, swarm.end)
+
+
+def _header(setup: Setup, key: str) -> Header:
+    """Return the header of a transcript in which nothing is measured."""
+    return Header(
+        key=key,
+        run=setup.run.model_dump(mode="json", include=TABLES),
+        model=setup.model,
+        environment=setup.environment(setup.run.peers.processes),
+        bitwise=repeats_bit_for_bit(setup),
+        held_out_loss=None,
+        sketched=not setup.programs.form.kept,
+    )
+
 
 STAGES = "download", "convert", "train"
-PATIENCE = NetSettings(attempts=3, stall_seconds=10.0)  # of who asks for a run at first
+PATIENCE = NetSettings(attempts=3, stall_seconds=10.0)  # until a run's document is read
 
 
 def open_run(address: str, run_file: Path, root: Path, key_file: Path) -> None:
@@ -54,7 +131,7 @@ def join(address: str, root: Path, key_file: Path, *, from_state: bool) -> None:
     own = Runtime(store=address, volunteer_key=key, from_state=from_state)
     with limits.logging_attempts():
         run, run_file = _fetch_run(address, root, Use.JOINED, own, PATIENCE)
-        document, _, _ = opening.read_run(open_store(address, PATIENCE))
+        document, _, _ = statements.read_run(open_store(address, PATIENCE))
     others = run.peers.count - 1
     print(
         f"join: {run.config.total_steps} rounds; in each, {size(document.payload_bytes)} up and "
@@ -67,40 +144,37 @@ def join(address: str, root: Path, key_file: Path, *, from_state: bool) -> None:
 def follow(
     address: str,
     root: Path,
-    watch: Onlooker,
+    onlooker: Onlooker,
     network: NetSettings = PATIENCE,
     lab: PublicKey | None = None,
-) -> tuple[Setup, Transcript, RunInStore]:
-    """Follow a run, which the reader's `lab` has opened, in a folder of its own below `root`.
-
-    Cut off, it goes on where it was; a run that was followed to its end is followed anew.
-    """
-    _, sha256, _ = opening.read_run(open_store(address, network), lab)
+) -> FollowedRun:
+    """Follow a run, which the reader's `lab` has opened, in a folder of its own below `root`."""
+    _, sha256, _ = statements.read_run(open_store(address, network), lab)
     root = root / "data" / "followed" / sha256[:16]
     own = Runtime(store=address, attempts=network.attempts, stall_seconds=network.stall_seconds)
     run, run_file = _fetch_run(address, root, Use.FOLLOWED, own, network)
+    for stage in STAGES[:-1]:
+        run_stage(stage, run_file, root)
     paths = Paths("train", run_file, root)
-    shutil.rmtree(paths.out("train"), ignore_errors=True)
-    token = stored_run.WATCH.set(watch)
-    try:
-        for stage in STAGES:
-            run_stage(stage, run_file, root)
-    except CaughtUp:
-        pass
-    finally:
-        stored_run.WATCH.reset(token)
-    if watch.place is None or watch.place.run != sha256:  # it was read more than once
-        raise LockstepError(f"{address}/{slots.RUN}: changed while it was read, expected one run")
-    setup = begin.read(run, paths.out("convert"), paths.out("download"))
-    folder = paths.scratch if paths.scratch.exists() else paths.out("train")
-    return setup, Transcript(folder / "transcript"), watch.place
+    logs.to_stdout(run.runtime.log_level.upper())
+    devices.prepare(run)
+    devices.keep_compiled(paths.store / "compiled")
+    allocator.trim_after_compiling()
+    setup = begin.read_to_train(run, paths.need("convert"), paths.need("download"))
+    cudnn.check(run, setup.model)
+    with lock.hold(paths.runs / f"{paths.key}.lock"):
+        paths.match_scratch()
+        followed = follow_rounds(setup, paths.scratch, paths.key, onlooker)
+    if followed.chain.run != sha256:  # it was read more than once
+        raise LockstepError(f"{address}/{layout.RUN}: changed while it was read, expected one run")
+    return followed
 
 
 def _fetch_run(
     address: str, root: Path, use: Use, runtime: Runtime, network: NetSettings
 ) -> tuple[runfile.Run, Path]:
     """Write the run file of a run in a store, as it runs here."""
-    document, _, _ = opening.read_run(open_store(address, network))
+    document, _, _ = statements.read_run(open_store(address, network))
     if document.release != (ours := opening.release()):
         raise RequestError(f"{address}: was opened by release {document.release}, expected {ours}")
     run = strangers.read(document.run, f"{address}/run.json", use, runtime)

@@ -82,7 +82,7 @@ def public_text(key: PrivateKey | PublicKey) -> str:
 def parse_public(text: str, where: str) -> PublicKey:
     """Return the public key of a text, which `where` names in errors.
 
-    A point of small order is none, since anybody can make a signature that it accepts.
+    A point of small order is refused, since anybody can make a signature that it accepts.
     """
     match = KEY.fullmatch(text)
     if match is None:

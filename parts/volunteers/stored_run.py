@@ -1,80 +1,99 @@
 """Stage train asks here who trains in a run of volunteers, and over which store."""
 
-from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lockstep.errors import LockstepError
+from lockstep.protocol.driver import RunProgress
 from lockstep.swarm.peers import SimulatedPeers
-from lockstep.swarm.swarm import Swarm
 from lockstep.swarm.training_loop import Start, StartingPoint
+from lockstep.transcript.entry import Entry
 from lockstep.transcript.observer import Observer
 from lockstep.transcript.transcript import Writer
-from parts.volunteers import keys, slots
-from parts.volunteers.addresses.ahead import AddressReader, open_addressed
-from parts.volunteers.audits.draws import AuditDraws
-from parts.volunteers.audits.showing import Showing
+from parts.volunteers import keys, layout
 from parts.volunteers.bodies import RunDocument
-from parts.volunteers.chain import opening
-from parts.volunteers.chain.admissions import Admissions
+from parts.volunteers.chain import statements
+from parts.volunteers.chain.chain import Chain
+from parts.volunteers.chain.draws import AuditDraws
 from parts.volunteers.chain.links import Head, Terms
-from parts.volunteers.chain.place import LONGEST, Onlooker, RunInStore, Volunteer
 from parts.volunteers.chain.signed_rounds import FOLDER, SignedRounds
+from parts.volunteers.chain.statements import Admissions
 from parts.volunteers.keys import parse_public
+from parts.volunteers.lab import opening
+from parts.volunteers.store.addresses import AddressReader, open_addressed
+from parts.volunteers.store.patient import LONGEST, PatientStore
 from parts.volunteers.store.schemes import open_store
 from parts.volunteers.store.web_store import WebStore
 from parts.volunteers.tables import runtime_of, volunteers_of
 from parts.volunteers.training.from_state import LateJoiner
+from parts.volunteers.training.process import Onlooker, Process, Volunteer
 from parts.volunteers.training.rounds import StoredSwarm
-from parts.volunteers.training.states import States
+from parts.volunteers.training.states import OwnStates, States
 from pipeline.start.begin import Setup, self_test
 
-WATCH: ContextVar[Onlooker | None] = ContextVar("WATCH", default=None)
-"""How this process follows a run, if it only looks on."""
 
-
-@dataclass(frozen=True)
-class StoredRun:
+@dataclass
+class StoredRun(Observer):
     """A run over a store.
 
     start: The state before the first round, with what the peer here owns alone.
-    place: The run in its store, which a checkpoint keeps the newest link of.
+    process: The run's links, and who trains here.
+    own_states: Puts what the volunteer here owned, where it is drawn; None where nobody trains.
     """
 
     start: Start
-    place: RunInStore
-    volunteer: Volunteer | None
+    process: Process
     setup: Setup
+    own_states: OwnStates | None = None
 
     @property
     def observers(self) -> list[Observer]:
-        """The run's place, which a checkpoint keeps."""
-        return [self.place]
+        """Who follows the rounds: this keeps how far the links were followed."""
+        return [self]
 
     def begin(self, start: StartingPoint, peers: SimulatedPeers, writer: Writer) -> StartingPoint:
         """Return where a run goes on; with `[runtime] from_state` it begins after a state."""
-        self.place.restore(start.extras)
-        self.place.signed = SignedRounds(writer.folder.parent / FOLDER)
+        chain, folder = self.process.chain, writer.folder.parent
+        chain.restore(start.extras)
+        chain.signed = SignedRounds(folder / FOLDER)
         if start.extras is not None or not runtime_of(self.setup.run).from_state:
             return start
-        states = self._states(writer.folder.parent)
-        return LateJoiner(self.place, states, self.setup.settings).begin(start, peers, writer)
+        states = self._states(folder)
+        return LateJoiner(chain, states, self.setup.settings).begin(start, peers, writer)
 
-    def swarm(self, *arguments: Any, spool: Path, **more: Any) -> Swarm:
+    def swarm(self, *arguments: Any, spool: Path, **more: Any) -> StoredSwarm:
         """Return the peers of the run, from the arguments of `Swarm`."""
-        if self.volunteer is not None:
-            place, folder = self.place, spool / "transcript"
-            place.shows = Showing(place.store, place.run, self.volunteer, folder, self.start.step)
+        volunteer, chain = self.process.volunteer, self.process.chain
+        if volunteer is not None:
+            transcript, store = spool / "transcript", chain.store
+            self.own_states = OwnStates(store, chain.run, volunteer, transcript, self.start.step)
         takes = self.setup.run.snapshots(self.start.step).takes
-        leading = self.place, self.volunteer, takes, self._states(spool)
-        return StoredSwarm(*leading, *arguments, spool=spool, **more)
+        return StoredSwarm(
+            self.process, takes, self._states(spool), *arguments, spool=spool, **more
+        )
+
+    def saves(self) -> dict[str, Any]:
+        """Return how far the links were followed, for a checkpoint."""
+        return self.process.chain.to_json()
+
+    def kept(self, entry: Entry, progress: RunProgress) -> None:
+        """Put what the volunteer here owned, where it was drawn lately."""
+        if self.own_states is None:
+            return
+        chain, seconds = self.process.chain, volunteers_of(self.setup.run).audit_seconds
+        for draw in chain.draws.drawn:
+            if chain.head.seconds <= draw.seconds + seconds:
+                self.own_states.begin(draw)
+        if entry.round.step == chain.snapshots.end:
+            self.own_states.wait()
 
     def _states(self, folder: Path) -> States:
-        return States(self.place.store, self.place.document, folder)
+        chain = self.process.chain
+        return States(chain.store.store, chain.document, folder)
 
 
-def stored_run(setup: Setup) -> StoredRun:
+def stored_run(setup: Setup, onlooker: Onlooker | None = None) -> StoredRun:
     """Return what a run of volunteers goes over."""
     run = setup.run
     if not (address := runtime_of(run).store):
@@ -82,7 +101,7 @@ def stored_run(setup: Setup) -> StoredRun:
             '[runtime] store = "", expected the address of a store with links.clock = "store"'
         )
     store = open_store(address, run.runtime)
-    document, sha256, stored = opening.read_run(store)
+    document, sha256, stored = statements.read_run(store)
     lab = parse_public(document.lab, store.address)
     _check(setup, document, store.address)
     admissions = Admissions(store, sha256, lab, document.slots)
@@ -93,7 +112,7 @@ def stored_run(setup: Setup) -> StoredRun:
         reader = AddressReader.of(volunteer.peer, volunteer.key.public_key(), sha256, document)
         store = open_addressed(store.address, reader, volunteer.key, lab, run.runtime)
         admissions = Admissions(store, sha256, lab, document.slots)
-    admissions.objects[slots.RUN] = stored
+    admissions.objects[layout.RUN] = stored
     config, volunteers = run.config, volunteers_of(run)
     terms = Terms(
         config.max_round_train_time,
@@ -101,19 +120,14 @@ def stored_run(setup: Setup) -> StoredRun:
         config.waiting_for_members_extra_time,
         volunteers.stagger_seconds + LONGEST,
     )
-    head = Head(sha256, stored.seconds)
-    place = RunInStore(
-        store, document, sha256, admissions, terms, head,
-        run.snapshots(setup.start.step), AuditDraws(volunteers.replay_percent),
-        volunteers.audit_seconds, WATCH.get(),
-    )  # fmt: skip
-    if place.watch is not None:
-        place.watch.place = place
+    head, draws = Head(sha256, stored.seconds), AuditDraws(volunteers.replay_percent)
+    snapshots = run.snapshots(setup.start.step)
+    chain = Chain(PatientStore(store), document, admissions, terms, snapshots, draws, head)
     local = () if volunteer is None else (volunteer.peer,)
     state = setup.start.state
     own = tuple(tree if peer in local else None for peer, tree in enumerate(state.own))
     start = setup.start._replace(state=state._replace(own=own))
-    return StoredRun(start, place, volunteer, setup)
+    return StoredRun(start, Process(chain, volunteer, onlooker), setup)
 
 
 def _check(setup: Setup, document: RunDocument, address: str) -> None:

@@ -7,24 +7,22 @@ from pathlib import Path
 
 from lockstep.errors import LockstepError, RequestError
 from lockstep.files import read_bytes
-from lockstep.transcript.transcript import Transcript
-from parts.volunteers import joining, slots
-from parts.volunteers.audits.replaying import (
+from parts.volunteers import joining, layout
+from parts.volunteers.joining import FollowedRun
+from parts.volunteers.keys import SCHEME, PublicKey, parse_public
+from parts.volunteers.replaying import (
     AuditState,
     RepeatedWindow,
     ReplayRequest,
     StateError,
+    audit_states,
     replay,
-    shown,
 )
-from parts.volunteers.chain.beyond import signed_later
-from parts.volunteers.chain.place import Onlooker, RunInStore
-from parts.volunteers.keys import SCHEME, PublicKey, parse_public
 from parts.volunteers.signed import MOST_BYTES
 from parts.volunteers.store.schemes import open_store
+from parts.volunteers.training.process import Onlooker
 from pipeline.net.limits import NetSettings
 from pipeline.recheck.claim import PublicClaim
-from pipeline.start.begin import Setup
 
 DRAWN = "drawn"
 OPTIONS = {"root", "follow", "replays", "key", "attempts", "stall_seconds", "as_json"}
@@ -39,7 +37,7 @@ def is_run(source: str, network: NetSettings) -> bool:
     if not scheme.startswith("http"):
         return True
     try:
-        return open_store(source, network).look(slots.RUN, MOST_BYTES) is not None
+        return open_store(source, network).look(layout.RUN, MOST_BYTES) is not None
     except LockstepError:
         return False  # whatever else is there says why
 
@@ -73,19 +71,20 @@ def verify(  # noqa: PLR0913
       LockstepError: A message is not the result of its peer's work, or no link can ever follow.
     """
     requested = {ReplayRequest.parse(text): None for text in replays if text != DRAWN}
-    watch, lab = Onlooker(follows, say), None if key is None else _lab(key)
-    setup, transcript, place = joining.follow(source, root, watch, network, lab)
-    audits = shown(setup, transcript, place)
+    lab = None if key is None else _lab(key)
+    followed = joining.follow(source, root, Onlooker(follows, say), network, lab)
+    setup, transcript, chain, end = followed
+    audits = audit_states(setup, transcript, chain)
     drawn = {a.request: a for a in audits if DRAWN in replays and a.state in ("known", "shown")}
     replayed, lacking = list[RepeatedWindow](), dict[ReplayRequest, RequestError]()
     with closing(setup.programs.steps.by):
         for w in requested | drawn:
             try:
-                replayed.append(replay(setup, transcript, place, w))
+                replayed.append(replay(setup, transcript, chain, w))
             except RequestError as error:
                 lacking[w] = error
     wrong = [text for w in replayed for text in _accusation(w)]
-    if wrong := [*(watch.end.wrong if watch.end else ()), *wrong]:
+    if wrong := [*(end.wrong if end else ()), *wrong]:
         raise LockstepError("; ".join(wrong))
     for w in requested.keys() & lacking.keys():
         raise lacking[w]
@@ -93,12 +92,12 @@ def verify(  # noqa: PLR0913
     why_not = [] if repeated else ["no window with messages was repeated: --replay PEER:WINDOW"]
     why_not += [] if lab else ["that the run is its lab's is its own word: --key KEY, the lab's"]
     why_not += [w.why for w in repeated if w.why]
-    why_not += watch.end.refused if watch.end else []
+    why_not += end.refused if end else []
     why_not += _not_shown(audits, lacking, source, asks_all=DRAWN in replays)
-    claims = [*_claims(setup, transcript, place, repeated), _drawn_claim(audits)]
-    claims += [_lab_claim(place.document.lab, knows=lab is not None)]
-    after = signed_later(place, place.snapshots.end, "closed")
-    if beyond := watch.end.beyond if watch.end else [name for name, _ in after]:
+    claims = [*_claims(followed, repeated), _drawn_claim(audits)]
+    claims += [_lab_claim(chain.document.lab, knows=lab is not None)]
+    after = chain.signed_later(chain.snapshots.end, "closed", in_all=not follows)
+    if beyond := end.beyond if end else [name for name, _ in after]:
         text = f"{len(beyond)} objects of later rounds, which count for nothing: {beyond[0]}"
         claims.append(PublicClaim("beyond", "proven", text, {"names": beyond}))
     share = f"{claims[1].values['rounds']} of {claims[1].values['of']} rounds"
@@ -154,18 +153,14 @@ def _accusation(replayed: RepeatedWindow) -> list[str]:
     for finding in replayed.findings:
         text = f"round {finding.round}, {finding.kind}: {finding.detail}"
         if finding.peer is not None:
-            name = slots.of_peer(finding.round, finding.peer, "record")
+            name = layout.of_peer(finding.round, finding.peer, "record")
             text = f"peer {finding.peer}, {text}; it signed {name}"
         texts.append(text)
     return texts
 
 
-def _claims(
-    setup: Setup,
-    transcript: Transcript,
-    place: RunInStore,
-    replayed: Sequence[RepeatedWindow],
-) -> list[PublicClaim]:
+def _claims(followed: FollowedRun, replayed: Sequence[RepeatedWindow]) -> list[PublicClaim]:
+    setup, transcript = followed.setup, followed.transcript
     entries, run = transcript.rounds, setup.run
     count, total = len(entries), run.config.total_steps - setup.start.step
     merged = sum(len(entry.decision.applied) for entry in entries)

@@ -5,9 +5,10 @@ that everybody comes to the same. Times are the store's, in whole seconds; nobod
 Nothing here reads or writes.
 """
 
+import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -19,6 +20,7 @@ from lockstep.tables.table import AsTuple, Table
 from parts.volunteers.bodies import Reason, RoundNumber, SlotNumber
 from parts.volunteers.chain.payloads import WITHHELD, MessageInTime, Refused
 from parts.volunteers.signed import Body
+from parts.volunteers.store.verbs import StoredObject
 
 Slots = Annotated[tuple[SlotNumber, ...], AsTuple]
 Shown = Mapping[int, MessageInTime | Refused]
@@ -94,6 +96,22 @@ class RoundLink(Body):
     state: Hash | None
     """SHA-256 of the index of both in a file, which its peer puts below `states/`; null where no
     snapshot is."""
+
+
+@dataclass(frozen=True)
+class SlotContent:
+    """What stands in a slot of a round: a link, a record or a notice.
+
+    body: None unless the slot's peer signed it for this slot.
+    """
+
+    stored: StoredObject
+    body: Any = None
+
+    @property
+    def sha256(self) -> Hash:
+        """SHA-256 of its bytes, hex."""
+        return hashlib.sha256(self.stored.content or b"").hexdigest()
 
 
 class FalseLinkError(ValueError):

@@ -1,6 +1,6 @@
-"""What a record and its payload are: a message, one that is rejected, or nothing at all.
+"""Which records and payloads are a message, which are rejected, and which are ignored.
 
-Everything here follows from bytes and from the store's times, and is the same for everybody.
+It follows from bytes and from the store's times, so that everybody decides the same.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ from lockstep.protocol.round import Round
 from lockstep.wire import exchange
 from lockstep.wire import message as wire
 from lockstep.wire.exchange import Sent
-from parts.volunteers import slots
+from parts.volunteers import layout
 from parts.volunteers.bodies import MessageRecord
 from parts.volunteers.keys import PublicKey
 from parts.volunteers.signed import is_signed, opened
@@ -71,15 +71,15 @@ def judge(
 
     None if the peer did not sign it: the record is ignored.
     """
-    where = slots.of_peer(expected.round.step, peer, "record")
+    where = layout.of_peer(expected.round.step, peer, "record")
     if key is None or record.content is None:
         return None
     sha256, seconds = hashlib.sha256(record.content).hexdigest(), expected.after(record.seconds)
     try:
-        body = opened(MessageRecord, record.content, key, where, slots.RECORD_BYTES)
+        body = opened(MessageRecord, record.content, key, where, layout.RECORD_BYTES)
     except LockstepError:
         kind, content = MessageRecord.kind, record.content
-        is_theirs = is_signed(kind, content, key, where, slots.RECORD_BYTES)
+        is_theirs = is_signed(kind, content, key, where, layout.RECORD_BYTES)
         return Refused("form", seconds, sha256) if is_theirs else None
     for reason, actual, wanted in (
         ("run", body.run, expected.run),

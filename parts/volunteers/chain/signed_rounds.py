@@ -16,11 +16,10 @@ from lockstep.errors import LockstepError, brief
 from lockstep.files import read_json, write_json
 from lockstep.protocol.attestation import Hash
 from lockstep.transcript.transcript import Transcript
-from parts.volunteers import slots
+from parts.volunteers import layout
 from parts.volunteers.bodies import LATEST, MessageRecord
-from parts.volunteers.chain.admissions import Admissions
 from parts.volunteers.chain.links import AskedLink, Head, RoundLink
-from parts.volunteers.chain.opening import read_run
+from parts.volunteers.chain.statements import Admissions, read_run
 from parts.volunteers.keys import parse_public
 from parts.volunteers.signed import FILLING, opened
 from parts.volunteers.store.verbs import MOST_NAMES, StoredObject
@@ -40,7 +39,7 @@ class SignedRounds:
 
     def saw(self, name: str, stored: StoredObject | None) -> None:
         """Remember an object of a round in progress."""
-        slot = slots.slot(name)
+        slot = layout.parse(name)
         if stored is not None and slot is not None and slot.what in KINDS:
             self._objects[name] = stored
 
@@ -48,7 +47,7 @@ class SignedRounds:
         """Write a round, whose link has this SHA-256, and all that was admitted so far."""
         entries = *link.messages.values(), *link.rejected.values()
         hashes = {sha256, link.previous, *(item.record for item in entries)}
-        folder = slots.round_folder(link.round)
+        folder = layout.round_folder(link.round)
         current = {name: item for name, item in self._objects.items() if name.startswith(folder)}
         self._objects = {name: item for name, item in self._objects.items() if name not in current}
         current = {n: item for n, item in current.items() if _sha256(item) in hashes}
@@ -141,9 +140,9 @@ class _Round:
 
     def links(self, head: Head) -> tuple[Head, RoundLink]:
         """Return the chain's head after the round, and the link that closed it."""
-        link, length, self.askers = None, slots.link_bytes(self.admissions.count), head.asked
+        link, length, self.askers = None, layout.link_bytes(self.admissions.count), head.asked
         for model, what in ((AskedLink, "asked"), (RoundLink, "closed")):
-            names = slots.names_by_peer(self.objects, what)
+            names = layout.names_by_peer(self.objects, what)
             if len(names) > 1:
                 raise LockstepError(f"{self.path}: {len(names)} links {what}, expected one")
             for peer, name in names.items():
@@ -160,10 +159,10 @@ class _Round:
 
     def records(self, link: RoundLink) -> int:
         """Check the records of a link's messages; return how many are here."""
-        names = slots.names_by_peer(self.objects, "record")
+        names = layout.names_by_peer(self.objects, "record")
         peers = [*names.keys() & link.messages.keys()]
         for peer in peers:
-            length, message = slots.RECORD_BYTES, link.messages[peer]
+            length, message = layout.RECORD_BYTES, link.messages[peer]
             body, sha256 = self._opened(MessageRecord, names[peer], peer, length, self.began)
             actual, expected = (sha256, body.commitment), (message.record, message.commitment)
             self.same(names[peer], actual, expected)

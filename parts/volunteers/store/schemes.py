@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from lockstep.errors import LockstepError, brief, hide
+from parts.volunteers.store.addresses import PublicEndpoint
 from parts.volunteers.store.folder import FolderStore
-from parts.volunteers.store.given import GivenEndpoint
 from parts.volunteers.store.google import GoogleEndpoint
 from parts.volunteers.store.s3 import S3Endpoint
 from parts.volunteers.store.verbs import Store
@@ -13,8 +13,8 @@ from pipeline.net.limits import NetSettings
 
 SCHEMES = {
     "gs": GoogleEndpoint,
-    "http": GivenEndpoint,
-    "https": GivenEndpoint,
+    "http": PublicEndpoint,
+    "https": PublicEndpoint,
     "s3": S3Endpoint,
 }
 

@@ -26,7 +26,7 @@ ATTEMPT = "its bytes there"
 
 
 class StoreRequest(NamedTuple):
-    """What is asked of a store."""
+    """A request to a store."""
 
     verb: str  #: "PUT", "GET", "DELETE", or "LIST".
     name: str  #: Of the object; of LIST, the prefix of the names.
@@ -35,7 +35,7 @@ class StoreRequest(NamedTuple):
 
 
 class Endpoint(Protocol):
-    """Where what is asked of a store goes."""
+    """The addresses of a store, to which its requests go."""
 
     folder: str  #: Prefix in the store of the run's names, such as "run/".
     condition: dict[str, str]  #: Headers with which a put writes nothing over an object.

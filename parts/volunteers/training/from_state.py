@@ -20,10 +20,9 @@ from lockstep.swarm.peers import SimulatedPeers
 from lockstep.swarm.training_loop import StartingPoint
 from lockstep.transcript.entry import Entry, EpochParams
 from lockstep.transcript.transcript import Writer
-from parts.volunteers import slots
-from parts.volunteers.chain.links import FalseLinkError, Head, RoundLink
-from parts.volunteers.chain.place import LinkInSlot, RunInStore
-from parts.volunteers.chain.slate import Slate
+from parts.volunteers import layout
+from parts.volunteers.chain.chain import Chain
+from parts.volunteers.chain.links import FalseLinkError, Head, RoundLink, SlotContent
 from parts.volunteers.training.states import States
 
 log = logging.getLogger(__name__)
@@ -43,8 +42,8 @@ class Passed(NamedTuple):
 class LateJoiner:
     """Who begins later than a run."""
 
-    def __init__(self, place: RunInStore, states: States, settings: RoundSettings):
-        self.place, self.states, self.settings = place, states, settings
+    def __init__(self, chain: Chain, states: States, settings: RoundSettings):
+        self.chain, self.states, self.settings = chain, states, settings
         self.signers = set[int]()  # of links of the round that was read last
         self.builders: defaultdict[str, int] | None = None
 
@@ -63,11 +62,10 @@ class LateJoiner:
                 continue
             for round_ in passed[: last + 1]:
                 writer.round(round_.entry, {})
-                self.place.head = round_.head
-                self.place.followed(round_.link, round_.began)
+                self.chain.follow(round_.link, round_.head, round_.began)
             # links of its round that everybody refused, and only the next link names
             owed = {*passed[last + 1].link.false_links}.intersection(base.signers)
-            self.place.head = replace(base.head, owed=tuple(sorted(owed)))
+            self.chain.head = replace(base.head, owed=tuple(sorted(owed)))
             entries = [round_.entry for round_ in passed[: last + 1]]
             state = start.state._replace(params=agreed[0], shared=agreed[1])
             writer.snapshot(base.link.round, state)
@@ -84,16 +82,16 @@ class LateJoiner:
         Fewer keys than these cannot pass off a chain of their own: an honest peer's message names
         the params before it, and its share of the data, which follows from who takes part.
         """
-        place, head = self.place, passed.head
+        chain, head = self.chain, passed.head
         _, round_ = driver.next_round(driver.ask(passed.progress, passed.link.asked))
         if round_ is None:
             return False
         signed = 0
         for peer, span in round_.assignment.items():
-            entry = place.signed_in(slots.of_peer(round_.step, peer, "record"), head.seconds)
-            said = entry and entry.link
-            signed += bool(said and (said.span, said.base) == (span, passed.link.params))
-        return signed >= place.document.run["config"]["min_clients"]
+            content = chain.content(layout.of_peer(round_.step, peer, "record"), head.seconds)
+            record = content and content.body
+            signed += bool(record and (record.span, record.base) == (span, passed.link.params))
+        return signed >= chain.min_clients
 
     def _passed(self, progress: RunProgress, params: str) -> Iterator[Passed]:
         """Yield the rounds that were closed, up to a link that cannot follow."""
@@ -108,8 +106,8 @@ class LateJoiner:
         Raises:
           ValueError: A link says what no run allows.
         """
-        head = self.place.head
-        self.place.read_admissions()
+        head = self.chain.head
+        self.chain.read_admissions()
         while True:
             askers = head.asked
             progress, _ = driver.next_round(driver.ask(progress, askers))
@@ -119,15 +117,15 @@ class LateJoiner:
                 if began is None:
                     return
                 head = Head(began.sha256, began.stored.seconds)
-                progress = driver.ask(progress, began.link.asked)
-                askers = (*askers, *began.link.asked)
+                progress = driver.ask(progress, began.body.asked)
+                askers = (*askers, *began.body.asked)
             progress, round_ = driver.next_round(progress)
             if round_ is None:
                 return
             closed = self._following("closed", step, head, progress.state.ejected)
             if closed is None:
                 return
-            link: RoundLink = closed.link
+            link: RoundLink = closed.body
             entry, progress = self._finish_round(progress, round_, link, askers, params)
             began, head = head.seconds, Head(closed.sha256, closed.stored.seconds, link.asked)
             params = link.params
@@ -135,16 +133,15 @@ class LateJoiner:
 
     def _following(
         self, what: str, step: int, head: Head, ejected: Collection[int]
-    ) -> LinkInSlot | None:
+    ) -> SlotContent | None:
         """Return the link of a round that names the one before it, by a peer that is not ejected.
 
         If several do, it is the one on which most peers have built; None if that is unclear.
         """
-        slate = Slate(self.place, what, step, head.seconds if what == "closed" else None)
-        slate.list()
-        signed = slate.signed(ejected)
+        at = head.seconds if what == "closed" else None
+        signed = self.chain.signed_links(step, what, at, ejected)
         self.signers = {*signed}
-        candidates = [c for c in signed.values() if c.link.previous == head.sha256]
+        candidates = [c for c in signed.values() if c.body.previous == head.sha256]
         if len(candidates) > 1:
             builders = self._builders(step)
             counts = {c.sha256: builders[c.sha256].bit_count() for c in candidates}
@@ -160,13 +157,10 @@ class LateJoiner:
         if self.builders is None:
             read = list[tuple[str, str, int]]()  # a link, the one before it, its signer
             for number in itertools.count(step):
-                asked = Slate(self.place, "asked", number)
-                closed = Slate(self.place, "closed", number)
                 before = len(read)
-                for slate in (asked, closed):
-                    slate.list()
-                    signed = slate.signed(()).items()
-                    read += [(item.sha256, item.link.previous, 1 << peer) for peer, item in signed]
+                for what in ("asked", "closed"):
+                    signed = self.chain.signed_links(number, what, None).items()
+                    read += [(link.sha256, link.body.previous, 1 << peer) for peer, link in signed]
                 if len(read) == before:
                     break
             self.builders = defaultdict(int)

@@ -1,7 +1,7 @@
-"""What all agree on after some rounds, put into the store for those who begin later."""
+"""States in the store: what all agree on, for late beginners, and what a drawn peer owned."""
 
 import logging
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import jax
@@ -9,11 +9,17 @@ import jax
 from lockstep.errors import LockstepError
 from lockstep.optim.optimizer import Tree
 from lockstep.protocol.attestation import Hash
+from lockstep.transcript.transcript import Transcript
 from lockstep.transcript.trees import load_tree, save_tree, tree_hash
-from parts.volunteers import chunks, slots
-from parts.volunteers.bodies import RunDocument
+from parts.volunteers import layout
+from parts.volunteers.bodies import RunDocument, ShownState
+from parts.volunteers.chain.draws import AuditDraw
 from parts.volunteers.chain.links import RoundLink
+from parts.volunteers.signed import sign
+from parts.volunteers.store import chunks
+from parts.volunteers.store.patient import PatientStore
 from parts.volunteers.store.verbs import Store
+from parts.volunteers.training.process import Volunteer
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +51,7 @@ class States:
     def _put(self, link: RoundLink) -> None:
         path = self._path(link.round)
         try:
-            chunks.put(self.store, slots.state_folder(link.round, link.peer), path)
+            chunks.put(self.store, layout.state_folder(link.round, link.peer), path)
         except LockstepError as error:  # later beginners take an older one
             log.warning(f"train: the state after round {link.round} was not put: {error}")
         path.unlink(missing_ok=True)
@@ -56,7 +62,7 @@ class States:
         Raises:
           LockstepError: they are not all there, or are not what the link says.
         """
-        path, where = self._path(link.round), slots.state_folder(link.round, link.peer)
+        path, where = self._path(link.round), layout.state_folder(link.round, link.peer)
         chunks.fetch(self.store, where, link.state or "", path, self.document.state_bytes)
         state = load_tree(path, {"params": params, "shared": shared})
         path.unlink()
@@ -69,3 +75,49 @@ class States:
 
     def _path(self, step: int) -> Path:
         return self.folder / f"state-{step:08}.safetensors"
+
+
+class OwnStates:
+    """Puts a peer's own states into the store, one after the other.
+
+    What it owned after round `start`, before the first one, is known to all.
+    """
+
+    def __init__(
+        self, store: PatientStore, run: Hash, who: Volunteer, transcript: Path, start: int
+    ):
+        self.store, self.run, self.start = store, run, start
+        self.peer, self.key = who.peer, who.key
+        self.transcript = Transcript(transcript)
+        self._futures = dict[tuple[int, int], Future[None]]()
+        self._thread = ThreadPoolExecutor(1, "audit")
+
+    def begin(self, drawn: AuditDraw) -> None:
+        """Begin to put what the peer owned before a window and after it, unless that has begun."""
+        for step in (drawn.first - 1, drawn.last):
+            key = step, drawn.peer
+            if drawn.peer == self.peer and step != self.start and key not in self._futures:
+                self._futures[key] = self._thread.submit(self._put, step)
+
+    def wait(self) -> None:
+        """Wait until all is there."""
+        for future in self._futures.values():
+            future.result()
+
+    def _put(self, step: int) -> None:
+        if not self.transcript.has_own(step, self.peer):  # it began anew within the window
+            return
+        path, folder = self.transcript.own_file(step, self.peer), layout.own_folder(step, self.peer)
+        index = chunks.name_of(chunks.index_of(path))
+        said = ShownState(run=self.run, round=step, peer=self.peer, index=index)
+        content = sign(said, self.key, layout.SHOWN_BYTES)
+        store, name = self.store.store, layout.of_peer(step, self.peer, "shown")
+        # signed though others may have put other bytes there, so that it costs no slot
+        for put in (
+            lambda: chunks.put(store, folder, path),
+            lambda: store.create(name, content),
+        ):
+            try:
+                self.store.patiently(put, at_once=False)
+            except LockstepError as error:  # it costs no round
+                log.warning(f"train: what an audit asks for is not put: {error}")

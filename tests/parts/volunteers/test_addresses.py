@@ -14,15 +14,15 @@ import pytest
 
 from lockstep.errors import LockstepError
 from lockstep.transcript.windows import Snapshots
-from parts.volunteers import chunks, keys, signed, slots
-from parts.volunteers.addresses import ahead, sealed
-from parts.volunteers.addresses.ahead import (
+from parts.volunteers import keys, layout, signed
+from parts.volunteers.lab.signing import sign_ahead
+from parts.volunteers.store import addresses, chunks, sealed
+from parts.volunteers.store.addresses import (
     AddressReader,
     SignedAddresses,
     open_addressed,
-    sign_ahead,
 )
-from parts.volunteers.chain.place import RunInStore, Waits
+from parts.volunteers.store.patient import PatientStore, Waits
 from parts.volunteers.store.schemes import open_store
 from parts.volunteers.store.verbs import AwaitedError, MissedError
 from parts.volunteers.store.web_store import StoreRequest
@@ -36,7 +36,7 @@ READER = AddressReader(7, KEY.public_key(), "ab" * 32, 16, 5000)
 HOUR = 3600
 STEP = 70  # of the rounds that are signed, 64 to 79
 STEPS = range(64, 80)
-PAYLOAD, RECORD = (slots.of_peer(STEP, 7, what) for what in ("payload", "record"))
+PAYLOAD, RECORD = (layout.of_peer(STEP, 7, what) for what in ("payload", "record"))
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def an_hour_later():
     """Has an hour pass for the store and for the volunteer."""
     later = SimpleNamespace(time=lambda: time.time() + HOUR + 1)
     with pytest.MonkeyPatch.context() as patch:
-        for module in (s3_server, ahead):
+        for module in (s3_server, addresses):
             patch.setattr(module, "time", later)
         yield
 
@@ -72,31 +72,31 @@ def an_hour_later():
 
 
 def test_a_volunteer_puts_its_own_slots_and_lists_its_rounds(volunteer):
-    assert volunteer.names(slots.round_folder(STEP)) == {}
+    assert volunteer.names(layout.round_folder(STEP)) == {}
     assert volunteer.create(PAYLOAD, b"p" * 5000)
     for what, length in (
-        ("record", slots.RECORD_BYTES),
-        ("join", slots.JOIN_BYTES),
-        ("leave", slots.LEAVE_BYTES),
+        ("record", layout.RECORD_BYTES),
+        ("join", layout.JOIN_BYTES),
+        ("leave", layout.LEAVE_BYTES),
     ):
-        assert volunteer.create(slots.of_peer(STEP, 7, what), b"x" * length)
-    assert volunteer.create(slots.of_peer(STEP, 7, "closed"), b"x" * slots.link_bytes(16))
-    assert volunteer.create(slots.of_peer(STEP + 9, 7, "asked"), b"x" * slots.link_bytes(16))
+        assert volunteer.create(layout.of_peer(STEP, 7, what), b"x" * length)
+    assert volunteer.create(layout.of_peer(STEP, 7, "closed"), b"x" * layout.link_bytes(16))
+    assert volunteer.create(layout.of_peer(STEP + 9, 7, "asked"), b"x" * layout.link_bytes(16))
     assert not volunteer.create(PAYLOAD, b"q" * 5000) and volunteer.create(PAYLOAD, b"p" * 5000)
-    assert len(volunteer.names(slots.round_folder(STEP))) == 5
+    assert len(volunteer.names(layout.round_folder(STEP))) == 5
     assert volunteer.look(PAYLOAD, 5000).content == b"p" * 5000
-    assert volunteer.names(slots.ADMISSIONS) == {}
+    assert volunteer.names(layout.ADMISSIONS) == {}
 
 
 @pytest.mark.parametrize(
     ("name", "length"),
     [
-        (slots.of_peer(STEP, 8, "record"), slots.RECORD_BYTES),  # another's slot
-        (slots.of_peer(STEP + 10, 7, "record"), slots.RECORD_BYTES),  # a later round
-        (RECORD, slots.RECORD_BYTES + 1),
+        (layout.of_peer(STEP, 8, "record"), layout.RECORD_BYTES),  # another's slot
+        (layout.of_peer(STEP + 10, 7, "record"), layout.RECORD_BYTES),  # a later round
+        (RECORD, layout.RECORD_BYTES + 1),
         (PAYLOAD, 4999),
-        (slots.of_peer(STEP, 8, "closed"), slots.link_bytes(16)),
-        (slots.admission(7, 0), 100),
+        (layout.of_peer(STEP, 8, "closed"), layout.link_bytes(16)),
+        (layout.admission(7, 0), 100),
         ("run.json", 100),
     ],
 )
@@ -112,21 +112,21 @@ def test_it_has_no_address_for_anything_else(volunteer, bucket, name, length):
 
 def test_the_store_refuses_another_use_of_an_address(volunteer, bucket):
     endpoint = volunteer.endpoint
-    url, _ = endpoint.find(right := StoreRequest("PUT", RECORD, slots.RECORD_BYTES))
+    url, _ = endpoint.find(right := StoreRequest("PUT", RECORD, layout.RECORD_BYTES))
     endpoint.give(endpoint.folder, {StoreRequest("PUT", RECORD, 3): url})
     with pytest.raises(LockstepError, match="answered 403 .*signature") as caught:
         volunteer.create(RECORD, b"abc")
     assert "X-Amz-Signature=" not in str(caught.value) and bucket.key not in str(caught.value)
     endpoint.give(endpoint.folder, {right: url.replace("007.record", "008.record")})
     with pytest.raises(LockstepError, match="answered 403"):
-        volunteer.create(RECORD, b"x" * slots.RECORD_BYTES)
+        volunteer.create(RECORD, b"x" * layout.RECORD_BYTES)
 
 
 def test_an_address_ends(volunteer, monkeypatch):
     later = SimpleNamespace(time=lambda: time.time() + HOUR + 1)
     monkeypatch.setattr(s3_server, "time", later)
     with pytest.raises(LockstepError, match="Request has expired"):
-        volunteer.create(RECORD, b"x" * slots.RECORD_BYTES)
+        volunteer.create(RECORD, b"x" * layout.RECORD_BYTES)
 
 
 def test_what_is_not_there_is_none_though_the_store_hides_it(volunteer, bucket):
@@ -138,16 +138,16 @@ def test_a_round_of_256_peers_is_listed_in_two_pages(bucket, lab):
     reader = READER._replace(slots=256)
     sign_ahead(lab, [reader], STEPS, HOUR, LAB)
     for peer in range(256):
-        for what in slots.KINDS:
-            bucket.put(f"{RUN}/{slots.of_peer(64, peer, what)}", b"x")
+        for what in layout.KINDS:
+            bucket.put(f"{RUN}/{layout.of_peer(64, peer, what)}", b"x")
     store = without_credentials(bucket, reader)
-    store.names(slots.ADMISSIONS)
+    store.names(layout.ADMISSIONS)
     before = len(bucket.seen)
-    assert len(store.names(slots.round_folder(64))) == len(slots.KINDS) * 256
+    assert len(store.names(layout.round_folder(64))) == len(layout.KINDS) * 256
     assert len(bucket.seen) - before == 2
     bucket.objects |= {f"{RUN}/rounds/00000064/000.{n:04}": b"x" for n in range(1001)}
     with pytest.raises(LockstepError, match="a page that links to itself"):
-        store.names(slots.round_folder(64))
+        store.names(layout.round_folder(64))
 
 
 # ---- The file ----
@@ -158,12 +158,23 @@ def one_file(lab):
     return name, lab.look(name, 2**21).content
 
 
+def body_of(name, content):
+    inner = sealed.unseal(
+        addresses.sealed_in(content, LAB.public_key(), READER.run, name), KEY, name
+    )
+    return signed.opened(SignedAddresses, zlib.decompress(inner), LAB.public_key(), "it")
+
+
+def file_of(inner, name, author=LAB, run=READER.run):
+    return addresses.sign_file(sealed.seal(inner, KEY.public_key(), name), author, run, name)
+
+
 def passed_over(bucket, caplog, name, content, key=KEY):
     """What a volunteer says of a file from which it takes nothing."""
     bucket.put(f"{RUN}/{name}", content)
     caplog.clear()
     with pytest.raises(LockstepError, match="found no address for LIST"):
-        without_credentials(bucket, key=key).names(slots.ADMISSIONS)
+        without_credentials(bucket, key=key).names(layout.ADMISSIONS)
     (said,) = (record.getMessage() for record in caplog.records)
     return said
 
@@ -172,17 +183,18 @@ def test_only_its_reader_opens_a_file_under_its_name(lab, bucket, caplog):
     name, content = one_file(lab)
     assert name == "addresses/007/00000.sealed" and b"Signature" not in content
     assert f"{name}: cannot be opened" in passed_over(bucket, caplog, name, content, key=OTHER)
+    other = name.replace("007", "008")
+    assert addresses.sealed_in(content, LAB.public_key(), READER.run, other) is None
     with pytest.raises(LockstepError, match="cannot be opened"):
-        sealed.unseal(content, KEY, name.replace("007", "008"))
+        sealed.unseal(addresses.sealed_in(content, LAB.public_key(), READER.run, name), KEY, other)
 
 
 def test_a_file_by_another_than_the_lab_or_of_another_run_is_passed_over(lab, bucket, caplog):
     name, content = one_file(lab)
-    inner = zlib.decompress(sealed.unseal(content, KEY, name))
-    body = signed.opened(SignedAddresses, inner, LAB.public_key(), "it")
+    body = body_of(name, content)
 
     def again(body, author=LAB):
-        return sealed.seal(zlib.compress(signed.sign(body, author)), KEY.public_key(), name)
+        return file_of(zlib.compress(signed.sign(body, author)), name)
 
     assert "the signature" in passed_over(bucket, caplog, name, again(body, OTHER))
     for change in ({"run": "cd" * 32}, {"peer": 8}):
@@ -204,31 +216,48 @@ def test_the_lab_can_send_a_volunteer_to_no_other_server_and_to_no_other_age(
     lab, bucket, caplog, change
 ):
     name, content = one_file(lab)
-    inner = zlib.decompress(sealed.unseal(content, KEY, name))
-    body = signed.opened(SignedAddresses, inner, LAB.public_key(), "it").model_copy(update=change)
-    content = sealed.seal(zlib.compress(signed.sign(body, LAB)), KEY.public_key(), name)
+    body = body_of(name, content).model_copy(update=change)
+    content = file_of(zlib.compress(signed.sign(body, LAB)), name)
     said = passed_over(bucket, caplog, name, content)
     assert name in said and "Signature" not in said
 
 
 def test_files_that_somebody_else_put_stop_neither_the_lab_nor_the_volunteer(lab, bucket):
     for number in (0, 2):
-        bucket.put(f"{RUN}/{slots.addresses(7, number)}", b"junk")
+        bucket.put(f"{RUN}/{layout.addresses(7, number)}", b"junk")
     bucket.put(f"{RUN}/addresses/007/notes.txt", b"junk")
-    names = sign_ahead(lab, [READER], range(STEPS.start, STEPS.stop + ahead.SPAN), HOUR, LAB)
-    assert names == [slots.addresses(7, 1), slots.addresses(7, 3)]
-    bucket.put(f"{RUN}/{slots.addresses(7, 4)}", b"junk")
+    names = sign_ahead(lab, [READER], range(STEPS.start, STEPS.stop + addresses.SPAN), HOUR, LAB)
+    assert names == [layout.addresses(7, 0), layout.addresses(7, 1)]
+    others = file_of(b"", layout.addresses(7, 3), OTHER)
+    bucket.put(f"{RUN}/{layout.addresses(7, 3)}", others)
     store = without_credentials(bucket)
     for step in (STEPS.stop, STEPS.start):
-        assert store.create(slots.of_peer(step, 7, "leave"), b"x" * slots.LEAVE_BYTES)
+        assert store.create(layout.of_peer(step, 7, "leave"), b"x" * layout.LEAVE_BYTES)
+
+
+def test_whoever_takes_all_names_of_files_keeps_the_lab_from_nothing(lab, bucket, monkeypatch):
+    monkeypatch.setattr(addresses, "MOST_FILES", 40)
+    sign_ahead(lab, [READER], STEPS, HOUR, LAB)
+    kept = bucket.objects[f"{RUN}/{layout.addresses(7, 0)}"]
+    for number in range(1, 40):
+        name = layout.addresses(7, number)
+        of_another_run = file_of(b"", name, run="cd" * 32)
+        bucket.put(f"{RUN}/{name}", [kept, b"junk", of_another_run][number % 3])
+    later = range(STEPS.stop, STEPS.stop + addresses.SPAN)
+    assert sign_ahead(lab, [READER], later, HOUR, LAB) == [layout.addresses(7, 1)]
+    assert bucket.objects[f"{RUN}/{layout.addresses(7, 0)}"] == kept
+    store, before = without_credentials(bucket), len(bucket.seen)
+    for step in (STEPS.stop, STEPS.start):
+        assert store.create(layout.of_peer(step, 7, "leave"), b"x" * layout.LEAVE_BYTES)
+    assert len(bucket.seen) - before < 40  # it does not read what others put, one by one
 
 
 @pytest.mark.parametrize(
     "inner", [b"", b"no zlib", zlib.compress(bytes(2**25)), zlib.compress(b"{}")]
 )
 def test_no_bytes_in_a_file_stop_its_reader(bucket, caplog, inner):
-    name = slots.addresses(7, 0)
-    said = passed_over(bucket, caplog, name, sealed.seal(inner, KEY.public_key(), name))
+    name = layout.addresses(7, 0)
+    said = passed_over(bucket, caplog, name, file_of(inner, name))
     assert name in said and "\n" not in said
 
 
@@ -249,20 +278,20 @@ def test_the_newest_file_is_found_and_older_ones_are_read_where_they_are_needed(
     names = sign_ahead(lab, [READER], range(0, 16 * count), HOUR, LAB)
     assert names == [f"addresses/007/0000{number}.sealed" for number in range(count)]
     store = without_credentials(bucket)
-    last, first = (slots.of_peer(step, 7, "leave") for step in (16 * count - 1, 0))
+    last, first = (layout.of_peer(step, 7, "leave") for step in (16 * count - 1, 0))
     for name in (last, first):
-        assert store.create(name, b"x" * slots.LEAVE_BYTES)
+        assert store.create(name, b"x" * layout.LEAVE_BYTES)
     reads = [path for _, path, _ in bucket.seen if ".sealed" in path and "X-Amz" not in path]
-    assert len(reads) <= count + 2 * count.bit_length() + 2
+    assert len(reads) <= count + 2 * count.bit_length() + 3
     before = len(bucket.seen)
-    store.names(slots.round_folder(16 * count - 1))
+    store.names(layout.round_folder(16 * count - 1))
     assert len(bucket.seen) == before + 1
 
 
 def test_newer_addresses_take_the_place_of_those_that_ended(lab, bucket):
     sign_ahead(lab, [READER], STEPS, HOUR, LAB)
     store, endpoint = (one := without_credentials(bucket)), one.endpoint
-    store.names(slots.round_folder(STEP))
+    store.names(layout.round_folder(STEP))
     assert abs(endpoint.until - time.time() - HOUR) < 60
     assert sign_ahead(lab, [READER], STEPS, 3 * HOUR, LAB) == ["addresses/007/00001.sealed"]
     assert (
@@ -274,10 +303,10 @@ def test_newer_addresses_take_the_place_of_those_that_ended(lab, bucket):
 
 
 def test_addresses_that_ended_are_waited_for_and_not_tried_again(lab, bucket, monkeypatch):
-    monkeypatch.setattr(ahead, "AGAIN", 0)
+    monkeypatch.setattr(addresses, "AGAIN", 0)
     sign_ahead(lab, [READER], STEPS, HOUR, LAB)
-    store, content = without_credentials(bucket), b"x" * slots.RECORD_BYTES
-    store.names(slots.ADMISSIONS)
+    store, content = without_credentials(bucket), b"x" * layout.RECORD_BYTES
+    store.names(layout.ADMISSIONS)
     before = len(bucket.seen)
     with an_hour_later():
         for _ in range(3):
@@ -292,20 +321,20 @@ def test_addresses_that_ended_are_waited_for_and_not_tried_again(lab, bucket, mo
 def test_a_round_that_is_not_signed_yet_is_waited_for_and_one_before_is_missed(volunteer):
     for step, error in ((STEPS.stop, AwaitedError), (STEPS.start - 1, MissedError)):
         with pytest.raises(error, match="found no address"):
-            volunteer.create(slots.of_peer(step, 7, "leave"), b"x" * slots.LEAVE_BYTES)
+            volunteer.create(layout.of_peer(step, 7, "leave"), b"x" * layout.LEAVE_BYTES)
 
 
 def test_a_process_goes_on_once_more_is_signed(lab, bucket, monkeypatch, caplog):
     caplog.set_level(logging.INFO)
     sign_ahead(lab, [READER], STEPS, HOUR, LAB)
-    here = RunInStore(without_credentials(bucket), *[None] * 8)
+    here = PatientStore(without_credentials(bucket))
     steps = iter([range(80, 90), range(90, 100)])
     sign = partial(sign_ahead, lab, [READER], seconds=HOUR, lab=LAB)
-    monkeypatch.setattr(Waits, "sleep", lambda _: sign(steps=next(steps)))
-    content = b"x" * slots.LEAVE_BYTES
-    assert here.put(slots.of_peer(80, 7, "leave"), content)
-    assert here.look(slots.of_peer(80, 7, "leave"), slots.LEAVE_BYTES).content == content
-    assert not here.put(slots.of_peer(50, 7, "leave"), content)  # the run has gone on
+    monkeypatch.setattr(Waits, "sleep", lambda _, at_once: sign(steps=next(steps)))
+    content = b"x" * layout.LEAVE_BYTES
+    assert here.put(layout.of_peer(80, 7, "leave"), content)
+    assert here.look(layout.of_peer(80, 7, "leave"), layout.LEAVE_BYTES).content == content
+    assert not here.put(layout.of_peer(50, 7, "leave"), content)  # the run has gone on
     said = [record.getMessage() for record in caplog.records]
     assert [text for text in said if "rounds up to 79" in text or "rounds up to 89" in text]
     assert sum("waits until the lab" in text for text in said) == 1
@@ -314,17 +343,19 @@ def test_a_process_goes_on_once_more_is_signed(lab, bucket, monkeypatch, caplog)
 
 
 WAITS = """
-from parts.volunteers.chain.place import RunInStore
+from parts.volunteers.store.patient import PatientStore
 from parts.volunteers.store.verbs import AwaitedError
 from pipeline.stage import signals
 
 class Never:
+    address = "file:///never"
+
     def create(self, name, content):
         print("asked", flush=True)
         raise AwaitedError("no address")
 
 with signals.stopping():
-    RunInStore(Never(), *[None] * 8).put("rounds/00000001/000.leave", b"")
+    PatientStore(Never()).put("rounds/00000001/000.leave", b"")
 """
 
 
@@ -340,9 +371,9 @@ def test_a_process_that_waits_for_addresses_is_ended_by_a_request():
 def test_who_has_no_addresses_yet_gets_them_once_they_are_signed(lab, bucket):
     store = without_credentials(bucket)
     with pytest.raises(LockstepError, match="found no address for LIST, expected one that the lab"):
-        store.names(slots.ADMISSIONS)
+        store.names(layout.ADMISSIONS)
     sign_ahead(lab, [READER], STEPS, HOUR, LAB)
-    assert store.names(slots.ADMISSIONS) == {}
+    assert store.names(layout.ADMISSIONS) == {}
 
 
 def test_only_a_store_that_signs_is_signed_for(lab, tmp_path):
@@ -367,7 +398,7 @@ def test_it_puts_what_it_owns_and_the_state_after_some_rounds_in_their_chunks_an
     reader = READER._replace(own_bytes=1200, state_bytes=1300, snapshots=Snapshots(0, 90, 3))
     sign_ahead(lab, [reader], STEPS, HOUR, LAB)
     store, path = without_credentials(bucket, reader), tmp_path / "state"
-    for of, size in ((slots.own_folder, 1200), (slots.state_folder, 1300)):
+    for of, size in ((layout.own_folder, 1200), (layout.state_folder, 1300)):
         path.write_bytes(bytes(size))
         chunks.put(store, folder := of(69, 7), path)
         chunks.fetch(store, folder, chunks.name_of(chunks.index_of(path)), tmp_path / "again")

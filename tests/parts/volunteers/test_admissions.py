@@ -7,11 +7,11 @@ import pytest
 
 from lockstep.errors import LockstepError
 from lockstep.wire import message as wire
-from parts.volunteers import commands, keys, slots
-from parts.volunteers.addresses import signing
+from parts.volunteers import commands, keys, layout
 from parts.volunteers.bodies import Admission, RunDocument
-from parts.volunteers.chain import opening
-from parts.volunteers.chain.admissions import Admissions
+from parts.volunteers.chain import statements
+from parts.volunteers.chain.statements import Admissions
+from parts.volunteers.lab import opening, signing
 from parts.volunteers.signed import sign
 from parts.volunteers.store.folder import FolderStore
 from parts.volunteers.store.schemes import open_store
@@ -49,8 +49,8 @@ def run_in(store, lab=LAB, **tables):
         self_test=None,
         lab=keys.public_text(lab),
     )  # fmt: skip
-    store.create(slots.RUN, sign(document, lab))
-    return opening.read_run(store)[1]
+    store.create(layout.RUN, sign(document, lab))
+    return statements.read_run(store)[1]
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def store(tmp_path):
 
 @pytest.mark.parametrize("kind", [FolderStore, Unlisted])
 def test_who_may_not_list_reads_the_same(store, kind):
-    run = opening.read_run(store)[1]
+    run = statements.read_run(store)[1]
     found = Admissions(kind(store.root), run, LAB.public_key(), 16)
     found.read()
     times = (1000, 1001, 2000, 2001, 3000, 3001)
@@ -92,37 +92,56 @@ def test_a_store_that_does_not_answer_is_not_taken_for_one_that_lists_nothing(st
 )
 def test_what_the_lab_did_not_say_of_a_slot_is_passed_over(store, author, changes):
     """Whoever may write a name could else stop all who read it, for good."""
-    run = opening.read_run(store)[1]
+    run = statements.read_run(store)[1]
     said = {"run": run, "peer": 3, "number": 0, "key": keys.public_text(FIRST)} | changes
     content = b"\xff" if author is None else sign(Admission(**said), author)
     for peer, number in ((3, 0), (7, 3)):
-        store.create(name := slots.admission(peer, number), content)
+        store.create(name := layout.admission(peer, number), content)
         os.utime(store.root / name, (4000, 4000))
     found = Admissions(store, run, LAB.public_key(), 16)
     found.read()
     assert (found.newest(3), found.newest(7)) == (None, None)
     assert found.key(7, 2500) == SECOND.public_key()
-    assert opening.admit(store, 3, keys.public_text(FIRST), LAB) == slots.admission(3, 0)
+    assert opening.admit(store, 3, keys.public_text(FIRST), LAB) == layout.admission(3, 0)
     found.read()
     assert found.newest(3) == FIRST.public_key()
 
 
 def test_whoever_fills_a_slots_names_keeps_the_lab_from_nothing(store):
     """Copies of what the lab said elsewhere are nothing either."""
-    run = opening.read_run(store)[1]
-    copied = store.look(slots.admission(2, 0), 2**20).content
+    run = statements.read_run(store)[1]
+    copied = store.look(layout.admission(2, 0), 2**20).content
     for number in range(1, 1000):
-        store.create(slots.admission(2, number), copied if number % 2 else b"junk")
+        store.create(layout.admission(2, number), copied if number % 2 else b"junk")
     found = Admissions(store, run, LAB.public_key(), 16)
     found.read()
     assert found.newest(2) == SECOND.public_key()
-    assert opening.admit(store, 2, None, LAB, "a liar") == slots.admission(2, 1)
+    assert opening.admit(store, 2, None, LAB, "a liar") == layout.admission(2, 1)
     found.read()
     assert found.newest(2) is None
     for _ in range(2):  # and it may be given again
         opening.admit(store, 2, keys.public_text(FIRST), LAB)
     found.read()
     assert (found.newest(2), found.statements(2)) == (FIRST.public_key(), 4)
+
+
+def test_of_two_admissions_at_once_neither_takes_the_others_away(store):
+    first = dict.fromkeys([0])
+
+    class Slow(FolderStore):
+        """A store in which another process of the lab admits, after this one has read."""
+
+        def names(self, prefix, most=0):
+            found = super().names(prefix, most)
+            for _ in [*first]:
+                first.clear()
+                opening.admit(store, 5, keys.public_text(FIRST), LAB, "the first")
+            return found
+
+    assert opening.admit(Slow(store.root), 5, None, LAB, "the second") == layout.admission(5, 1)
+    found = Admissions(store, statements.read_run(store)[1], LAB.public_key(), 16)
+    found.read()
+    assert (found.statements(5), found.newest(5)) == (2, None)
 
 
 P = 2**255 - 19
@@ -137,17 +156,17 @@ def test_a_key_of_small_order_is_nobodys(store, tmp_path, y, sign_of_x):
     weak = keys.SCHEME + (y + sign_of_x).to_bytes(32, "little").hex()
     with pytest.raises(LockstepError, match="expected a key"):
         opening.admit(store, 4, weak, LAB)
-    assert store.look(slots.admission(4, 0), 1) is None
+    assert store.look(layout.admission(4, 0), 1) is None
     other = FolderStore(tmp_path / "other")
     run_in(FolderStore(tmp_path / "like"))
     said = (
-        (tmp_path / "like" / slots.RUN)
+        (tmp_path / "like" / layout.RUN)
         .read_bytes()
         .replace(keys.public_text(LAB).encode(), weak.encode())
     )
-    other.create(slots.RUN, said)
+    other.create(layout.RUN, said)
     with pytest.raises(LockstepError, match="a point of small order, expected a key"):
-        opening.read_run(other)
+        statements.read_run(other)
 
 
 def test_a_key_that_has_a_slot_gets_no_other(store):
@@ -171,7 +190,7 @@ def test_a_slot_is_given_with_a_days_addresses_and_sign_gives_more_to_all(bucket
     commands.sign(store.address, 2.0, tmp_path / "lab.pem")
     assert capsys.readouterr().out == "sign: rounds 1 to 3 of 2 peers, for 2 hours\n"
     assert {*store.names("addresses/")} == {
-        slots.addresses(peer, number) for peer in (3, 5) for number in range(3)
+        layout.addresses(peer, number) for peer in (3, 5) for number in range(3)
     }
     commands.admit(store.address, 5, None, "asked to", tmp_path / "lab.pem")
     commands.sign(store.address, 2.0, tmp_path / "lab.pem")

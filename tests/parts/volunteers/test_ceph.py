@@ -6,8 +6,9 @@ import time
 import pytest
 
 from lockstep.errors import LockstepError
-from parts.volunteers import keys, slots
-from parts.volunteers.addresses.ahead import AddressReader, open_addressed, sign_ahead
+from parts.volunteers import keys, layout
+from parts.volunteers.lab.signing import sign_ahead
+from parts.volunteers.store.addresses import AddressReader, open_addressed
 from parts.volunteers.store.probe import probe
 from parts.volunteers.store.web_store import StoreRequest
 from pipeline.net import fsspec_files
@@ -17,7 +18,7 @@ from tests.parts.volunteers.stores import BUCKET, SOON, opened
 pytestmark = pytest.mark.soak
 LAB, KEY = keys.PrivateKey.generate(), keys.PrivateKey.generate()
 READER = AddressReader(7, KEY.public_key(), "ab" * 32, 16, 100_000)
-NAME, LENGTH = slots.of_peer(70, 7, "record"), slots.RECORD_BYTES
+NAME, LENGTH = layout.of_peer(70, 7, "record"), layout.RECORD_BYTES
 PAGE = PROJECT / "docs" / "how-to" / "volunteer.md"
 
 
@@ -46,19 +47,22 @@ def test_a_volunteer_without_credentials_does_what_was_signed_alone(lab, ceph, m
     monkeypatch.delenv("AWS_ACCESS_KEY_ID"), monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     run = lab.address.removeprefix("s3://").replace(" ", "%20")
     mine = open_addressed(f"{ceph}/{run}", READER, KEY, LAB.public_key(), SOON)
-    payload = slots.of_peer(70, 7, "payload")
+    payload = layout.of_peer(70, 7, "payload")
     assert mine.look(payload, 10) is None  # which this store hides
     assert mine.create(payload, b"p" * 100_000) and mine.create(NAME, b"x" * LENGTH)
     assert not mine.create(NAME, b"y" * LENGTH) and mine.create(NAME, b"x" * LENGTH)
     seen = mine.look(NAME, LENGTH)
     assert seen.content == b"x" * LENGTH and abs(seen.seconds - time.time()) < 60
-    assert mine.names(slots.round_folder(70))[NAME] == seen.seconds  # both in whole seconds
+    assert mine.names(layout.round_folder(70))[NAME] == seen.seconds  # both in whole seconds
     endpoint = mine.endpoint
     url, listing = (
         endpoint.find(ask)[0]
-        for ask in (StoreRequest("PUT", NAME, LENGTH), StoreRequest("LIST", slots.round_folder(70)))
+        for ask in (
+            StoreRequest("PUT", NAME, LENGTH),
+            StoreRequest("LIST", layout.round_folder(70)),
+        )
     )
-    other = slots.of_peer(70, 8, "record")
+    other = layout.of_peer(70, 8, "record")
     endpoint.give(endpoint.folder, {StoreRequest("PUT", NAME, 3): url})
     endpoint.give(
         endpoint.folder, {StoreRequest("PUT", other, LENGTH): url.replace("007.", "008.")}

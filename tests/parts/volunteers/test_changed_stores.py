@@ -18,10 +18,10 @@ import pytest
 
 from lockstep.errors import LockstepError, RequestError
 from parts.publication import commands
-from parts.volunteers import keys, slots, stored_verification
-from parts.volunteers.audits.replaying import ReplayRequest
+from parts.volunteers import keys, layout, stored_verification
 from parts.volunteers.bodies import MessageRecord
 from parts.volunteers.chain.links import RoundLink
+from parts.volunteers.replaying import ReplayRequest
 from parts.volunteers.signed import sign, unsigned
 from pipeline.net import limits
 from tests import tiny
@@ -106,9 +106,9 @@ def test_a_port_that_nobody_listens_on_takes_as_long_as_the_reader_says(tmp_path
 def place(store, what, step):
     """The object of a kind in a round: of peer 1, or the link that closed it."""
     if what in ("closed", "asked"):
-        (path,) = (store / slots.round_folder(step)).glob(f"*.{what}")
+        (path,) = (store / layout.round_folder(step)).glob(f"*.{what}")
         return path
-    return store / slots.of_peer(step, 1, what)
+    return store / layout.of_peer(step, 1, what)
 
 
 def flipped(path):
@@ -169,7 +169,7 @@ def test_a_link_that_a_peer_signs_anew_is_one_that_others_did_not_see(finished, 
     link = unsigned(RoundLink, path.read_bytes(), "")
     key = keys.read(finished / f"{link.peer:03}" / "key.pem")
     for change, status in (({"params": "ee" * 32}, 1), ({"messages": {}}, 1)):
-        signed = sign(link.model_copy(update=change), key, slots.link_bytes(3))
+        signed = sign(link.model_copy(update=change), key, layout.link_bytes(3))
         changed(path, lambda path, signed=signed: path.write_bytes(signed))
         assert outcome(store, tmp_path)[0] == status
 
@@ -179,15 +179,15 @@ def test_a_link_that_a_peer_signs_anew_is_one_that_others_did_not_see(finished, 
 
 def after(store, finished):
     """A record of a peer in a round that the run does not have."""
-    record = unsigned(MessageRecord, (store / slots.of_peer(LAST, 1, "record")).read_bytes(), "")
+    record = unsigned(MessageRecord, (store / layout.of_peer(LAST, 1, "record")).read_bytes(), "")
     key = keys.read(finished / "001" / "key.pem")
-    return sign(record.model_copy(update={"round": LAST + 1}), key, slots.RECORD_BYTES)
+    return sign(record.model_copy(update={"round": LAST + 1}), key, layout.RECORD_BYTES)
 
 
 NOTHING = {
     "a duplicate beyond the slots": ("rounds/00000005/007.payload", None, None),
-    "a record beyond the end": (slots.of_peer(LAST + 1, 1, "record"), after, "rounds/00000007/"),
-    "junk beyond the end": (slots.of_peer(LAST + 9, 1, "closed"), None, None),
+    "a record beyond the end": (layout.of_peer(LAST + 1, 1, "record"), after, "rounds/00000007/"),
+    "junk beyond the end": (layout.of_peer(LAST + 9, 1, "closed"), None, None),
     "another link": ("rounds/00000005/000.asked", None, None),
     "a leave": ("rounds/00000005/001.leave", None, None),
     "an admission": ("peers/001/001.json", None, None),
@@ -215,8 +215,8 @@ def test_what_nobody_signed_costs_nobody(finished, store, tmp_path, what):
 def test_what_is_no_file_costs_nobody(store, tmp_path):
     for name, make in (
         ("peers/001/001.json", os.mkfifo),
-        (slots.of_peer(LAST + 1, 1, "closed"), Path.mkdir),
-        (slots.of_peer(MIDDLE, 0, "asked"), lambda path: path.symlink_to("/dev/zero")),
+        (layout.of_peer(LAST + 1, 1, "closed"), Path.mkdir),
+        (layout.of_peer(MIDDLE, 0, "asked"), lambda path: path.symlink_to("/dev/zero")),
     ):
         (store / name).parent.mkdir(exist_ok=True)
         make(store / name)
@@ -247,7 +247,7 @@ def test_a_store_without_a_run_cannot_be_asked(finished, store, tmp_path):
 
 
 def said_so(store):
-    return store / slots.of_peer(*DRAWN, "shown")
+    return store / layout.of_peer(*DRAWN, "shown")
 
 
 @pytest.mark.parametrize(
@@ -255,14 +255,14 @@ def said_so(store):
     [
         (lambda store: junk(said_so(store)), False),
         (
-            lambda store: shutil.copy(store / slots.of_peer(3, OTHER, "shown"), said_so(store)),
+            lambda store: shutil.copy(store / layout.of_peer(3, OTHER, "shown"), said_so(store)),
             False,
         ),
-        (lambda store: junk(store / slots.own_folder(*DRAWN) / "index"), False),
-        (lambda store: flipped(store / slots.own_folder(*DRAWN) / "0000"), False),
+        (lambda store: junk(store / layout.own_folder(*DRAWN) / "index"), False),
+        (lambda store: flipped(store / layout.own_folder(*DRAWN) / "0000"), False),
         (lambda store: said_so(store).unlink(), False),  # awaited: the run ended, and nobody knows
-        (lambda store: (store / slots.own_folder(*DRAWN) / "index").unlink(), True),
-        (lambda store: (store / slots.own_folder(*DRAWN) / "0000").unlink(), True),
+        (lambda store: (store / layout.own_folder(*DRAWN) / "index").unlink(), True),
+        (lambda store: (store / layout.own_folder(*DRAWN) / "0000").unlink(), True),
     ],
 )
 def test_a_state_costs_a_slot_only_by_what_its_peer_signed(store, tmp_path, change, ends):
@@ -324,8 +324,8 @@ def test_each_name_of_a_store_has_one_signer_whom_alone_the_printed_policy_lets_
     patterns = [one.replace("${aws:PrincipalTag/slot}", "001") for one in puts]
     stored = finished / "store"
     names = [p.relative_to(stored).as_posix() for p in stored.rglob("*") if p.is_file()]
-    names += [slots.addresses(1, 0), slots.collected(0), slots.of_peer(1, 1, "leave")]
-    names += [slots.admission(1, 1), f"{slots.state_folder(3, 1)}index"]
+    names += [layout.addresses(1, 0), layout.collected(0), layout.of_peer(1, 1, "leave")]
+    names += [layout.admission(1, 1), f"{layout.state_folder(3, 1)}index"]
     for name in names:
         if name.startswith("."):
             continue

@@ -9,7 +9,8 @@ import pytest
 
 from lockstep.errors import LockstepError
 from lockstep.transcript.trees import load_arrays, save_tree
-from parts.volunteers import chunks, slots
+from parts.volunteers import layout
+from parts.volunteers.store import chunks
 from parts.volunteers.store.folder import FolderStore
 from parts.volunteers.training.states import States
 from tests.parts.volunteers.test_links import link
@@ -34,7 +35,7 @@ def there(tmp_path, monkeypatch):
     monkeypatch.setattr(Counting, "read", [])
     save_tree(path := tmp_path / "state.safetensors", TREE)
     store, sha256 = Counting(tmp_path / "store"), chunks.name_of(chunks.index_of(path))
-    folder = slots.state_folder(100, 7)
+    folder = layout.state_folder(100, 7)
     chunks.put(store, folder, path)
     return store, folder, sha256
 
@@ -98,7 +99,7 @@ def test_a_state_has_the_one_size_of_the_run(there, tmp_path):
     zeros = hashlib.sha256(bytes(512)).hexdigest()
     index = chunks.ChunkIndex(bytes=512 * 9000, chunks=(zeros,) * 9000)
     said = link({}, state=chunks.name_of(index))
-    folder = slots.state_folder(said.round, said.peer)
+    folder = layout.state_folder(said.round, said.peer)
     store.create(f"{folder}index", chunks.canonical(index.model_dump(mode="json")))
     states = States(store, SimpleNamespace(state_bytes=4096), tmp_path)
     with pytest.raises(LockstepError, match="4608000 bytes, expected at most 4096"):

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from parts.volunteers.audits.draws import AuditDraw, AuditDraws, is_drawn
+from parts.volunteers.chain.draws import AuditDraw, AuditDraws, is_drawn
 from tests.tiny import PROJECT
 
 LINKS = [hashlib.sha256(b"%d" % n).hexdigest() for n in range(2000)]

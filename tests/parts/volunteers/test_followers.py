@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import tomlkit
 
-from parts.volunteers import keys, slots
-from parts.volunteers.chain import opening
+from parts.volunteers import keys, layout
+from parts.volunteers.chain import statements
 from parts.volunteers.chain.links import RoundLink
 from parts.volunteers.signed import sign, unsigned
 from parts.volunteers.store.folder import FolderStore
@@ -58,13 +58,13 @@ def of(folder: Path, name: str) -> tuple[list[dict], dict]:
 
 
 def of_round(store: Path, step: int, end: str) -> list[Path]:
-    return sorted((store / slots.round_folder(step)).glob(f"*.{end}"))
+    return sorted((store / layout.round_folder(step)).glob(f"*.{end}"))
 
 
 def test_a_state_that_is_missing_or_damaged_is_passed_over_for_an_older_one(over, store, capsys):
     put = sorted(store.glob("states/*/*/index"))
     assert [path.parts[-3] for path in put] == [f"{step:08}" for step in (2, 4, 6, 8)]
-    size = opening.read_run(FolderStore(store))[0].state_bytes
+    size = statements.read_run(FolderStore(store))[0].state_bytes
     assert {p.with_name("0000").stat().st_size for p in put} == {size}  # as addresses have it
     put[2].unlink()  # who closed the round put none
     chunk = put[1].with_name("0000")
@@ -92,13 +92,13 @@ def test_a_follower_goes_back_from_a_second_winner(over, store, monkeypatch):
     other = 1 - said.peer
     key = keys.read(over / f"{other:03}" / "key.pem")
     second = first.with_name(f"{other:03}.closed")
-    second.write_bytes(sign(said.model_copy(update={"peer": other}), key, slots.link_bytes(PEERS)))
+    second.write_bytes(sign(said.model_copy(update={"peer": other}), key, layout.link_bytes(PEERS)))
     os.utime(second, (at + 60, at + 60))
     followed, hidden = [], first.relative_to(store).as_posix()
     look, names = FolderStore.look, FolderStore.names
 
     def hides() -> bool:  # until somebody looks for what follows it
-        return not any(name.startswith(slots.round_folder(5)) for name in followed)
+        return not any(name.startswith(layout.round_folder(5)) for name in followed)
 
     def look_there(self, name, most):
         if name.endswith(".closed"):
@@ -113,7 +113,7 @@ def test_a_follower_goes_back_from_a_second_winner(over, store, monkeypatch):
     monkeypatch.setattr(FolderStore, "names", names_there)
     rounds, state, _ = follow(over, store)
     assert (rounds, state) == of(over, "000")
-    names = [name for name in followed if name.startswith(slots.round_folder(4))]
+    names = [name for name in followed if name.startswith(layout.round_folder(4))]
     assert second.relative_to(store).as_posix() in names
-    later = [n for n, name in enumerate(followed) if name.startswith(slots.round_folder(5))]
+    later = [n for n, name in enumerate(followed) if name.startswith(layout.round_folder(5))]
     assert hidden in followed[later[0] :]  # it went back

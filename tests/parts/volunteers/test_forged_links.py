@@ -5,12 +5,12 @@ import shutil
 
 import pytest
 
-from parts.volunteers import joining, keys, slots
+from parts.volunteers import joining, keys, layout
 from parts.volunteers.bodies import LeaveNotice
 from parts.volunteers.chain.links import RoundLink
-from parts.volunteers.chain.place import Onlooker
 from parts.volunteers.signed import sign, unsigned
 from parts.volunteers.store.folder import FolderStore
+from parts.volunteers.training.process import Onlooker
 from tests import tiny
 from tests.parts.volunteers.volunteering import FINISHED
 
@@ -24,43 +24,43 @@ def store(finished, tmp_path):
     """A copy of a finished run, times included, up to the round whose link is forged."""
     store = shutil.copytree(finished / "store", tmp_path / "store")
     for step in range(STEP + 1, 7):
-        shutil.rmtree(store / slots.round_folder(step))
+        shutil.rmtree(store / layout.round_folder(step))
     return store
 
 
 def followed(store, root):
     """How many rounds a reader follows."""
     with tiny.like_a_process():
-        _, transcript, _ = joining.follow(f"file://{store}", root, Onlooker(False, bool))
-    return len(transcript.rounds)
+        followed = joining.follow(f"file://{store}", root, Onlooker(False, bool))
+    return len(followed.transcript.rounds)
 
 
 @pytest.mark.parametrize(("later", "rounds"), [(-1, STEP), (0, STEP - 1), (5, STEP - 1)])
 def test_link_that_names_a_notice_before_it_is_there_is_false_for_ever(
     finished, store, tmp_path, later, rounds
 ):
-    (path,) = (store / slots.round_folder(STEP)).glob("*.closed")
+    (path,) = (store / layout.round_folder(STEP)).glob("*.closed")
     link, at = unsigned(RoundLink, path.read_bytes(), ""), int(path.stat().st_mtime)
     key = keys.read(finished / f"{link.peer:03}" / "key.pem")
     forged = link.model_copy(update={"left": (link.peer,)})
-    path.write_bytes(sign(forged, key, slots.link_bytes(PEERS)))
+    path.write_bytes(sign(forged, key, layout.link_bytes(PEERS)))
     os.utime(path, (at, at))
-    notice = store / slots.of_peer(STEP, link.peer, "leave")
+    notice = store / layout.of_peer(STEP, link.peer, "leave")
     said = LeaveNotice(run=link.run, round=STEP, peer=link.peer)
-    notice.write_bytes(sign(said, key, slots.LEAVE_BYTES))
+    notice.write_bytes(sign(said, key, layout.LEAVE_BYTES))
     os.utime(notice, (at + later, at + later))
     assert followed(store, tmp_path) == rounds
 
 
 def test_reader_who_does_not_wait_ends_where_a_link_does_not_count(finished, store, tmp_path):
-    for path in (store / slots.round_folder(STEP)).glob("*.closed"):
+    for path in (store / layout.round_folder(STEP)).glob("*.closed"):
         peer = 1 - int(path.name[:3]) % 2  # another one's, which is before its turn
         link, at = unsigned(RoundLink, path.read_bytes(), ""), path.stat().st_mtime
         path.unlink()
         key = keys.read(finished / f"{peer:03}" / "key.pem")
-        early = store / slots.of_peer(STEP, peer, "closed")
+        early = store / layout.of_peer(STEP, peer, "closed")
         forged = link.model_copy(update={"peer": peer})
-        early.write_bytes(sign(forged, key, slots.link_bytes(PEERS)))
+        early.write_bytes(sign(forged, key, layout.link_bytes(PEERS)))
         os.utime(early, (at - 100, at - 100))
     assert followed(store, tmp_path) == STEP - 1
 
@@ -69,13 +69,13 @@ def test_link_that_names_another_before_it_has_nobody_read_messages_again(
     finished, store, tmp_path, monkeypatch
 ):
     """It costs its signer nothing: it may come before its turn."""
-    (path,) = (store / slots.round_folder(STEP)).glob("*.closed")
+    (path,) = (store / layout.round_folder(STEP)).glob("*.closed")
     link = unsigned(RoundLink, path.read_bytes(), "")
     peer = (link.peer + 1) % PEERS
     said = link.model_copy(update={"peer": peer, "previous": "ee" * 32})
     key = keys.read(finished / f"{peer:03}" / "key.pem")
-    other = store / slots.of_peer(STEP, peer, "closed")
-    other.write_bytes(sign(said, key, slots.link_bytes(PEERS)))
+    other = store / layout.of_peer(STEP, peer, "closed")
+    other.write_bytes(sign(said, key, layout.link_bytes(PEERS)))
     os.utime(other, (1000, 1000))
     looks, look = [], FolderStore.look
 
@@ -86,6 +86,6 @@ def test_link_that_names_another_before_it_has_nobody_read_messages_again(
     monkeypatch.setattr(FolderStore, "look", counted)
     assert followed(store, tmp_path) == STEP
     payloads = [
-        n for n in looks if n in {slots.of_peer(STEP - 1, p, "payload") for p in range(PEERS)}
+        n for n in looks if n in {layout.of_peer(STEP - 1, p, "payload") for p in range(PEERS)}
     ]
     assert len(payloads) == PEERS

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from parts.volunteers import slots
+from parts.volunteers import layout
 from parts.volunteers.chain.links import RoundLink
 from parts.volunteers.signed import unsigned
 from tests.parts.volunteers import volunteering
@@ -54,7 +54,7 @@ main()
 
 
 def closed(folder, step):
-    files = (folder / "store" / slots.round_folder(step)).glob("*.closed")
+    files = (folder / "store" / layout.round_folder(step)).glob("*.closed")
     return [unsigned(RoundLink, file.read_bytes(), "") for file in files]
 
 

@@ -12,7 +12,7 @@ from lockstep.protocol import driver
 from lockstep.protocol.consensus import SharedStore
 from lockstep.wire import exchange
 from lockstep.wire import message as wire
-from parts.volunteers import slots
+from parts.volunteers import layout
 from parts.volunteers.bodies import LeaveNotice, MessageRecord
 from parts.volunteers.chain import links
 from parts.volunteers.chain.payloads import Expected, MessageInTime, Refused, judge
@@ -39,7 +39,7 @@ def record(payload: bytes = PAYLOAD, key: PrivateKey = KEY, **changes: object) -
         "base": EXPECTED.base, "commitment": SENT.commitment.hex(), "bytes": len(SENT.payload),
         "sha256": hashlib.sha256(payload).hexdigest(), "loss": 1.5, "environment": "22" * 32,
     }  # fmt: skip
-    return StoredObject(sign(MessageRecord(**said | changes), key, slots.RECORD_BYTES), PUT)
+    return StoredObject(sign(MessageRecord(**said | changes), key, layout.RECORD_BYTES), PUT)
 
 
 def verdict_on(one: StoredObject, payload: StoredObject | None = StoredObject(PAYLOAD, PUT)):  # noqa: B008
@@ -75,7 +75,7 @@ def unbounded(**changes: object) -> StoredObject:
     body = json.loads(record().content)["body"] | changes
     signature = KEY.sign(b"lockstep/record/1\0" + canonical(body)).hex()
     content = canonical({"body": body, "signature": signature})
-    return StoredObject(content.ljust(slots.RECORD_BYTES, b"\n"), PUT)
+    return StoredObject(content.ljust(layout.RECORD_BYTES, b"\n"), PUT)
 
 
 NAN = exchange.send({"w": np.full((4, 3), np.nan, np.float32)}, 2, ROUND, FORM)
@@ -100,7 +100,7 @@ NAN_PAYLOAD = bytes(NAN.payload).ljust(LENGTH, b"\0")
         (record(), PAYLOAD[:-1] + b"\1", "hash"),
         (record(PAYLOAD[:-1] + b"\1"), PAYLOAD[:-1] + b"\1", "filling"),
         (record(bytes=LENGTH + 1), PAYLOAD, "filling"),
-        (StoredObject(sign(AnotherRecord(), KEY, slots.RECORD_BYTES), PUT), PAYLOAD, "form"),
+        (StoredObject(sign(AnotherRecord(), KEY, layout.RECORD_BYTES), PUT), PAYLOAD, "form"),
         (
             record(NAN_PAYLOAD, commitment=NAN.commitment.hex(), bytes=len(NAN.payload)),
             NAN_PAYLOAD,
@@ -122,7 +122,7 @@ def test_message_that_does_not_count_has_a_reason(one, payload, reason):
         StoredObject(record().content[:-1], PUT),
         StoredObject(record().content.replace(b'"loss":1.5', b'"loss":1.4'), PUT),
         StoredObject(
-            sign(LeaveNotice(run="ab" * 32, round=1, peer=2), KEY, slots.RECORD_BYTES), PUT
+            sign(LeaveNotice(run="ab" * 32, round=1, peer=2), KEY, layout.RECORD_BYTES), PUT
         ),
     ],
 )

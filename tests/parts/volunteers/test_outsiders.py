@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from parts.volunteers import slots
-from parts.volunteers.addresses import ahead
+from parts.volunteers import layout
+from parts.volunteers.store import addresses
 from parts.volunteers.store.schemes import open_store
 from tests.parts.volunteers import volunteering
 
@@ -19,10 +19,10 @@ def test_bytes_that_nobody_signed_hold_no_round_up(tmp_path):
     address = volunteering.opened(
         tmp_path, PEERS, config__init_min_clients=2, config__total_steps=LAST
     )
-    store, length = open_store(address), slots.link_bytes(PEERS)
-    reader = ahead.AddressReader(2, None, "", PEERS, length)
+    store, length = open_store(address), layout.link_bytes(PEERS)
+    reader = addresses.AddressReader(2, None, "", PEERS, length)
     for step in range(1, LAST + 1):  # all that peer 2 has addresses for
-        for ask in ahead.own_puts(reader, step):
+        for ask in addresses.own_puts(reader, step):
             assert store.create(ask.name, b"x" * ask.size)
     started = [volunteering.train(tmp_path, name) for name in NAMES]
     assert volunteering.ended(started, 240) == [0] * len(NAMES), volunteering.output(tmp_path)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from parts.volunteers import keys
-from parts.volunteers.addresses import signing
+from parts.volunteers.lab import signing
 from parts.volunteers.store.schemes import open_store
 from tests.parts.volunteers import volunteering
 from tests.parts.volunteers.stores import BUCKET, running_public

@@ -4,7 +4,7 @@ import pytest
 
 from lockstep.errors import LockstepError
 from parts.volunteers import stored_run
-from parts.volunteers.chain import opening
+from parts.volunteers.lab import opening
 from pipeline import runfile
 from pipeline.stage.artifacts import Paths
 from pipeline.start import begin

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.errors import LockstepError
-from parts.volunteers import keys, signed, slots
+from parts.volunteers import keys, layout, signed
 from parts.volunteers.bodies import Admission, JoinRequest, LeaveNotice, MessageRecord
 
 KEY, OTHER = keys.PrivateKey.generate(), keys.PrivateKey.generate()
@@ -123,10 +123,10 @@ def test_a_body_of_another_form_is_refused_by_its_key(key, value):
     [
         (RECORD.model_copy(update={"loss": -3.4028234663852886e+38, "own": HASH, "bytes": 2**28,
                                    "span": (2**62, 2**62), "round": 10**8 - 1, "peer": 255}),
-         slots.RECORD_BYTES),
+         layout.RECORD_BYTES),
         (JoinRequest(run=HASH, round=10**8 - 1, peer=255, self_test=HASH,
-              environment={f"key {n}": "v" * 40 for n in range(50)}), slots.JOIN_BYTES),
-        (LEAVE, slots.LEAVE_BYTES),
+              environment={f"key {n}": "v" * 40 for n in range(50)}), layout.JOIN_BYTES),
+        (LEAVE, layout.LEAVE_BYTES),
     ],
 )  # fmt: skip
 def test_a_body_fits_the_length_of_its_slot(body, length):
@@ -180,12 +180,12 @@ def test_a_public_key_is_read_back_as_it_is_printed():
 
 
 def test_a_name_of_a_round_stands_for_one_slot():
-    made = {slots.of_peer(123, 7, what): slots.RoundSlot(123, what, 7) for what in slots.KINDS}
-    assert {name: slots.slot(name) for name in made} == made
+    made = {layout.of_peer(123, 7, what): layout.RoundObject(123, what, 7) for what in layout.KINDS}
+    assert {name: layout.parse(name) for name in made} == made
     assert "rounds/00000123/007.record" in made
     names = [*made, "rounds/00000123/008.record", "rounds/00000123/x", "run.json"]
-    records = {peer: slots.of_peer(123, peer, "record") for peer in (7, 8)}
-    assert slots.names_by_peer(names, "record") == records
+    records = {peer: layout.of_peer(123, peer, "record") for peer in (7, 8)}
+    assert layout.names_by_peer(names, "record") == records
 
 
 @pytest.mark.parametrize(
@@ -195,4 +195,4 @@ def test_a_name_of_a_round_stands_for_one_slot():
      "rounds/٠٠٠٠٠١٢٣/007.record"],
 )  # fmt: skip
 def test_every_other_name_is_ignored(name):
-    assert slots.slot(name) is None
+    assert layout.parse(name) is None

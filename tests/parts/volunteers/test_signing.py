@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from parts.volunteers import slots
-from parts.volunteers.addresses.signing import rounds_ahead, rounds_over, rounds_with_links
+from parts.volunteers import layout
+from parts.volunteers.lab.signing import rounds_ahead, rounds_over, rounds_with_links
 from parts.volunteers.store.folder import FolderStore
 
 
@@ -15,7 +15,7 @@ def store(tmp_path):
 
 
 def put(store, step, peer, what, seconds):
-    store.create(name := slots.of_peer(step, peer, what), b"x")
+    store.create(name := layout.of_peer(step, peer, what), b"x")
     os.utime(store.root / name, (seconds, seconds))
 
 
@@ -81,5 +81,5 @@ def test_names_that_somebody_filled_a_round_with_stop_nobody_who_signs(store, mo
 @pytest.mark.parametrize("there", [*range(20), 63, 64, 65, 1000])
 def test_what_is_there_is_counted_with_few_looks(there):
     looks = []
-    assert slots.count(lambda number: looks.append(number) or number < there) == there
+    assert layout.count(lambda number: looks.append(number) or number < there) == there
     assert len(looks) <= 2 * there.bit_length() + 1

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from lockstep.errors import RequestError
-from parts.volunteers import joining, keys, slots
+from parts.volunteers import joining, keys, layout
 from parts.volunteers.bodies import RunDocument
-from parts.volunteers.chain import opening
+from parts.volunteers.chain import statements
+from parts.volunteers.lab import opening
 from parts.volunteers.signed import sign
 from pipeline import runfile
 from pipeline.__main__ import app
@@ -96,7 +97,7 @@ def put(folder: Path, changes: dict) -> Path:
     )  # fmt: skip
     store = folder / "store"
     store.mkdir()
-    (store / slots.RUN).write_bytes(sign(document, lab))
+    (store / layout.RUN).write_bytes(sign(document, lab))
     return store
 
 
@@ -132,7 +133,7 @@ def test_a_run_file_that_the_reader_has_is_not_replaced(tmp_path):
 def test_a_lab_learns_that_nobody_could_join_before_it_opens(case, tmp_path):
     changes, key = ATTACKS[case]
     there = put(tmp_path, changes)
-    tables = opening.read_run(joining.open_store(f"file://{there}"))[0].run
+    tables = statements.read_run(joining.open_store(f"file://{there}"))[0].run
     run_file = tmp_path / "run.toml"
     run_file.write_text(as_text.run_file(runfile.parse(tables, "run.json")))
     with pytest.raises(RequestError, match=f"{key} is "):

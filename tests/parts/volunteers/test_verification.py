@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from lockstep.errors import LockstepError, RequestError
-from parts.volunteers import joining, keys, slots, stored_verification
-from parts.volunteers.audits.replaying import ReplayRequest, replay, shown
+from parts.volunteers import joining, keys, layout, stored_verification
 from parts.volunteers.bodies import Admission, ShownState
-from parts.volunteers.chain import opening
-from parts.volunteers.chain.place import Onlooker
+from parts.volunteers.lab import opening
+from parts.volunteers.replaying import ReplayRequest, audit_states, replay
 from parts.volunteers.signed import sign, unsigned
 from parts.volunteers.store.schemes import open_store
+from parts.volunteers.training.process import Onlooker
 from tests import tiny
 from tests.parts.publication.published_run import print_of
 from tests.parts.volunteers.stores import SOON
@@ -51,18 +51,18 @@ def test_drawn_windows_of_honest_peers_are_repeated_bit_for_bit(store, tmp_path)
 def test_window_is_repeated_only_from_the_state_that_its_peer_committed_to(
     finished, store, tmp_path
 ):
-    own, said = store / slots.own_folder(3, 1), store / slots.of_peer(3, 1, "shown")
+    own, said = store / layout.own_folder(3, 1), store / layout.of_peer(3, 1, "shown")
     shutil.rmtree(own)
     with pytest.raises(RequestError, match="--replay 0:2: expected .* a window below 2"):
         verify(store, tmp_path, "0:2")
     with pytest.raises(RequestError, match="owned after round 3"):
         verify(store, tmp_path, "1:1")
-    shutil.copytree(store / slots.own_folder(3, 2), own)  # another's
+    shutil.copytree(store / layout.own_folder(3, 2), own)  # another's
     with pytest.raises(RequestError, match="own/00000003/001/index: SHA-256"):
         verify(store, tmp_path, "1:1")
-    other = unsigned(ShownState, (store / slots.of_peer(3, 2, "shown")).read_bytes(), "")
+    other = unsigned(ShownState, (store / layout.of_peer(3, 2, "shown")).read_bytes(), "")
     key = keys.read(finished / "001" / "key.pem")
-    said.write_bytes(sign(other.model_copy(update={"peer": 1}), key, slots.SHOWN_BYTES))
+    said.write_bytes(sign(other.model_copy(update={"peer": 1}), key, layout.SHOWN_BYTES))
     with pytest.raises(RequestError, match="as its record says"):
         verify(store, tmp_path, "1:1")
     _, claims, why_not, _ = verify(store, tmp_path, "1:0")
@@ -72,18 +72,21 @@ def test_window_is_repeated_only_from_the_state_that_its_peer_committed_to(
 
 
 def test_peer_that_does_not_show_its_state_in_time_is_named(store, tmp_path):
-    (store / slots.of_peer(3, 1, "shown")).unlink()
+    (store / layout.of_peer(3, 1, "shown")).unlink()
     with tiny.like_a_process():
-        setup, transcript, place = joining.follow(
+        setup, transcript, chain, _ = joining.follow(
             f"file://{store}", tmp_path, Onlooker(False, bool)
         )
     states = {
-        (one.drawn.peer, one.drawn.number): one.state for one in shown(setup, transcript, place)
+        (one.drawn.peer, one.drawn.number): one.state
+        for one in audit_states(setup, transcript, chain)
     }
     assert states[1, 1] == "awaited"
-    place.head = replace(place.head, seconds=place.head.seconds + place.audit_seconds + 1)
+    seconds = chain.head.seconds + setup.run.volunteers.audit_seconds + 1
+    chain.head = replace(chain.head, seconds=seconds)
     states = {
-        (one.drawn.peer, one.drawn.number): one.state for one in shown(setup, transcript, place)
+        (one.drawn.peer, one.drawn.number): one.state
+        for one in audit_states(setup, transcript, chain)
     }
     assert (states.pop((1, 1)), {*states.values()}) == ("missing", {"known", "shown"})
 
@@ -95,18 +98,18 @@ def test_window_of_another_machine_is_not_comparable_and_accuses_nobody(store, t
         return entry.model_copy(update={"evidence": replace(entry.evidence, messages=others)})
 
     with tiny.like_a_process():
-        setup, transcript, place = joining.follow(
+        setup, transcript, chain, _ = joining.follow(
             f"file://{store}", tmp_path, Onlooker(False, bool)
         )
         transcript.__dict__["rounds"] = [*map(elsewhere, transcript.rounds)]
-        one = replay(setup, transcript, place, ReplayRequest(1, 0))
+        one = replay(setup, transcript, chain, ReplayRequest(1, 0))
     assert (one.messages, one.findings) == (3, [])
     assert "abababababab is another machine than this" in one.why
 
 
 def test_lie_of_a_volunteer_is_found_and_its_record_is_the_evidence(lying, tmp_path):
     store = shutil.copytree(lying / "store", tmp_path / "store")
-    record = slots.of_peer(2, 1, "record")
+    record = layout.of_peer(2, 1, "record")
     with pytest.raises(LockstepError, match=f"peer 1, round 2, message: .*{record}"):
         verify(store, tmp_path, "drawn")
     assert verify(store, tmp_path, "0:0", "2:0")[2] == []  # no honest peer is named

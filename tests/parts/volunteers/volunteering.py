@@ -8,8 +8,7 @@ from pathlib import Path
 import tomlkit
 
 from parts.volunteers import keys
-from parts.volunteers.addresses import signing
-from parts.volunteers.chain import opening
+from parts.volunteers.lab import opening, signing
 from parts.volunteers.store.schemes import open_store
 from pipeline import runfile
 from pipeline.stage import pins

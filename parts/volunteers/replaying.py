@@ -9,9 +9,11 @@ from lockstep.errors import LockstepError, RequestError
 from lockstep.transcript.transcript import Transcript
 from lockstep.transcript.trees import tree_hash
 from lockstep.transcript.windows import Window
-from parts.volunteers import chunks, slots
-from parts.volunteers.audits.draws import AuditDraw
-from parts.volunteers.chain.place import RunInStore
+from parts.volunteers import layout
+from parts.volunteers.chain.chain import Chain
+from parts.volunteers.chain.draws import AuditDraw
+from parts.volunteers.store import chunks
+from parts.volunteers.tables import volunteers_of
 from pipeline.audit.audit import audit_ends
 from pipeline.audit.replay import Replay
 from pipeline.audit.verdict import Finding
@@ -63,7 +65,7 @@ class AuditState(NamedTuple):
     @property
     def name(self) -> str:
         """Where the peer was to say that it put it."""
-        return slots.of_peer(self.drawn.first - 1, self.drawn.peer, "shown")
+        return layout.of_peer(self.drawn.first - 1, self.drawn.peer, "shown")
 
     @property
     def request(self) -> ReplayRequest:
@@ -71,18 +73,18 @@ class AuditState(NamedTuple):
         return ReplayRequest(self.drawn.peer, self.drawn.number)
 
 
-def shown(setup: Setup, transcript: Transcript, place: RunInStore) -> list[AuditState]:
+def audit_states(setup: Setup, transcript: Transcript, chain: Chain) -> list[AuditState]:
     """Return the state of each window that was drawn so far."""
-    audits = []
-    for draw in place.draws.drawn:
-        window, until = Window(draw.first, draw.last), draw.seconds + place.audit_seconds
+    audits, seconds = [], volunteers_of(setup.run).audit_seconds
+    for draw in chain.draws.drawn:
+        window, until = Window(draw.first, draw.last), draw.seconds + seconds
         audit = AuditState(draw, "known")
         if window.opening != setup.start.step and not transcript.begins_anew(window, draw.peer):
-            entry = place.signed_in(audit.name)
-            if entry is not None and entry.stored.seconds <= until:
-                state = "shown" if entry.link else "unsigned"
+            content = chain.content(audit.name)
+            if content is not None and content.stored.seconds <= until:
+                state = "shown" if content.body else "unsigned"
             else:
-                state = "missing" if place.head.seconds > until else "awaited"
+                state = "missing" if chain.head.seconds > until else "awaited"
             audit = AuditState(draw, state)
         audits.append(audit)
     return audits
@@ -99,7 +101,7 @@ class RepeatedWindow(NamedTuple):
 
 
 def replay(
-    setup: Setup, transcript: Transcript, place: RunInStore, request: ReplayRequest
+    setup: Setup, transcript: Transcript, chain: Chain, request: ReplayRequest
 ) -> RepeatedWindow:
     """Replay a peer's window of a run that was followed this far.
 
@@ -108,7 +110,7 @@ def replay(
     """
     peer, window = request.peer, _window(setup, transcript, request)
     if not (transcript.begins_anew(window, peer) or transcript.has_own(window.opening, peer)):
-        _bring_own(setup, transcript, place, window.opening, peer)
+        _bring_own(setup, transcript, chain, window.opening, peer)
     findings, why = audit_ends(setup, transcript, window, (peer,)), None
     if not findings:
         outcome = Replay(setup, transcript).window(window, (peer,), lambda: None)
@@ -128,27 +130,25 @@ def _window(setup: Setup, transcript: Transcript, request: ReplayRequest) -> Win
     return done[request.number]
 
 
-def _bring_own(
-    setup: Setup, transcript: Transcript, place: RunInStore, step: int, peer: int
-) -> None:
+def _bring_own(setup: Setup, transcript: Transcript, chain: Chain, step: int, peer: int) -> None:
     """Fetch what a peer owned after a round, which is what it committed to then."""
-    folder, path = slots.own_folder(step, peer), transcript.own_file(step, peer)
+    folder, path = layout.own_folder(step, peer), transcript.own_file(step, peer)
     expected, owned = (
         transcript.hashes(step).own[peer],
         f"what peer {peer} owned after round {step}",
     )
     if expected is None:
         raise StateError(f"peer {peer} published no hash of its own state after round {step}")
-    said = place.signed_in(name := slots.of_peer(step, peer, "shown"))
-    if said is None or said.link is None:
-        is_there = said is not None
+    content = chain.content(name := layout.of_peer(step, peer, "shown"))
+    if content is None or content.body is None:
+        is_there = content is not None
         raise StateError(
             f"{owned}: {name} is not there, or not signed by it", is_its_fault=not is_there
         )
     template = setup.start.state.own[peer]
     most = sum(leaf.nbytes for leaf in jax.tree.leaves(template)) + MOST_HEADER
     try:
-        chunks.fetch(place.store, folder, said.link.index, path, most)
+        chunks.fetch(chain.store.store, folder, content.body.index, path, most)
     except LockstepError as error:  # others may have put other bytes there
         lacks = isinstance(error, chunks.LackingError)
         raise StateError(f"{owned}: {error}", is_its_fault=lacks) from error

@@ -1,17 +1,42 @@
-"""Who has which slot: what the lab has admitted, replaced and ended."""
+"""What the lab signed: the run, who has which slot, and which rounds it removed the payloads of.
 
+What it did not sign for a name is as if it was not there.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from lockstep.errors import LockstepError
-from parts.volunteers import slots
-from parts.volunteers.bodies import Admission
+from lockstep.errors import LockstepError, RequestError
+from lockstep.protocol.attestation import Hash
+from parts.volunteers import layout
+from parts.volunteers.bodies import Admission, CollectedNotice, RunDocument
 from parts.volunteers.keys import PublicKey, parse_public, public_text
-from parts.volunteers.signed import MOST_BYTES, opened
+from parts.volunteers.signed import MOST_BYTES, AnyBody, opened, unsigned
 from parts.volunteers.store.verbs import ReadableStore, StoredObject
 from pipeline.net.limits import UnreachableError
 
 MOST_STATEMENTS = 1000  # of a slot
+MOST_NOTICES = 10**4
+
+
+def read_run(
+    store: ReadableStore, lab: PublicKey | None = None
+) -> tuple[RunDocument, Hash, StoredObject]:
+    """Return run.json, its hash, and the object in the store.
+
+    Without the reader's `lab`, the lab's key is its own word.
+    """
+    stored = store.look(layout.RUN, MOST_BYTES)
+    name = f"{store.address}/{layout.RUN}"
+    if stored is None:
+        raise RequestError(f"{name}: missing, expected a run that was opened")
+    named = parse_public(unsigned(RunDocument, stored.content, name).lab, name)
+    document = opened(RunDocument, stored.content, lab or named, name)
+    if parse_public(document.lab, name) != (lab or named):
+        raise LockstepError(f"{name}: lab is {document.lab}, expected the key that signed it")
+    return document, hashlib.sha256(stored.content or b"").hexdigest(), stored
 
 
 @dataclass
@@ -32,14 +57,14 @@ class Admissions:
     def read(self) -> None:
         """Read what is new; a reader that may not list the store looks at each slot."""
         try:
-            names = self.store.names(slots.ADMISSIONS, MOST_STATEMENTS * self.count)
+            names = self.store.names(layout.ADMISSIONS, MOST_STATEMENTS * self.count)
         except UnreachableError:
             raise
         except LockstepError:
             names = None
         for peer in range(self.count):
             statements = self._statements.setdefault(peer, [])
-            while names is None or slots.admission(peer, len(statements)) in names:
+            while names is None or layout.admission(peer, len(statements)) in names:
                 statement = self._read(peer, len(statements))
                 if statement is None:
                     break
@@ -80,12 +105,43 @@ class Admissions:
         return holder
 
     def _read(self, peer: int, number: int) -> tuple[int, PublicKey | None] | None:
-        name = slots.admission(peer, number)
+        name = layout.admission(peer, number)
         stored = self.store.look(name, MOST_BYTES)
+        place = {"run": self.run, "peer": peer, "number": number}
         with suppress(LockstepError):
-            body = stored and opened(Admission, stored.content, self.lab, name)
-            if stored and body and (body.run, body.peer, body.number) == (self.run, peer, number):
+            body = stated(Admission, stored, self.lab, name, place)
+            if stored and body:
                 key = None if body.key is None else parse_public(body.key, name)
                 self.objects[name] = stored
                 return stored.seconds, key
         return None
+
+
+def collected(store: ReadableStore, run: Hash, lab: PublicKey) -> int:
+    """Return the last round whose payloads were removed; 0 if all are there."""
+    return max((notice.round for notice in collected_notices(store, run, lab)), default=0)
+
+
+def collected_notices(store: ReadableStore, run: Hash, lab: PublicKey) -> Iterator[CollectedNotice]:
+    """Yield the notices of the lab; what it did not sign for a name is as if it was not there."""
+    for number in range(MOST_NOTICES):
+        name, place = layout.collected(number), {"run": run, "number": number}
+        notice = stated(CollectedNotice, store.look(name, MOST_BYTES), lab, name, place)
+        if notice is None:
+            return
+        yield notice
+
+
+def stated(
+    model: type[AnyBody],
+    stored: StoredObject | None,
+    lab: PublicKey,
+    name: str,
+    place: Mapping[str, object],
+) -> AnyBody | None:
+    """Return what the lab signed for a name, where the body has the `place`; None for all else."""
+    with suppress(LockstepError):
+        body = stored and opened(model, stored.content, lab, name)
+        if body and all(getattr(body, field) == value for field, value in place.items()):
+            return body
+    return None

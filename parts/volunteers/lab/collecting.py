@@ -4,22 +4,17 @@ Links, records and admissions stay. Before anything goes, the lab signs up to wh
 who looks for it hears the truth.
 """
 
-from collections.abc import Iterator
-from contextlib import suppress
-
 from lockstep.errors import LockstepError
-from lockstep.protocol.attestation import Hash
-from parts.volunteers import slots
-from parts.volunteers.addresses.signing import rounds_over, times_put
+from parts.volunteers import layout
 from parts.volunteers.bodies import CollectedNotice, RunDocument
-from parts.volunteers.chain.opening import put_over, read_own
-from parts.volunteers.keys import PrivateKey, PublicKey
-from parts.volunteers.signed import MOST_BYTES, opened
+from parts.volunteers.chain.statements import collected_notices
+from parts.volunteers.keys import PrivateKey
+from parts.volunteers.lab.opening import put_over, read_own
+from parts.volunteers.lab.signing import rounds_over, times_put
 from parts.volunteers.store.verbs import Store
 from pipeline import runfile
 
 MOST = 10**7  # names of a folder
-MOST_NOTICES = 10**4
 
 
 def collect(store: Store, lab: PrivateKey) -> str:
@@ -34,38 +29,20 @@ def collect(store: Store, lab: PrivateKey) -> str:
     last = _old(store, document)
     if not last:
         return "nothing is old enough"
-    notices = [*_notices(store, run, lab.public_key())]
+    notices = [*collected_notices(store, run, lab.public_key())]
     if all(last > notice.round for notice in notices):
         notice = CollectedNotice(run=run, number=len(notices), round=last)
-        if not put_over(store, name := slots.collected(notice.number), notice, lab):
+        if not put_over(store, name := layout.collected(notice.number), notice, lab):
             raise LockstepError(f"{name}: another process put it, expected one gc at a time")
-    rounds = [slots.round_folder(step) for step in range(1, last + 1)]
+    rounds = [layout.round_folder(step) for step in range(1, last + 1)]
     names = [name for folder in rounds for name in store.names(folder, MOST)]
-    gone = [name for name in names if (slot := slots.slot(name)) and slot.what == "payload"]
-    for folder in (slots.STATES, slots.OWN):
-        steps = {name: slots.step_of(name) for name in store.names(folder, MOST)}
+    gone = [name for name in names if (slot := layout.parse(name)) and slot.what == "payload"]
+    for folder in (layout.STATES, layout.OWN):
+        steps = {name: layout.step_of(name) for name in store.names(folder, MOST)}
         gone += [name for name, step in steps.items() if step is not None and step < last]
     for name in gone:
         store.remove(name)
     return f"removed {len(gone)} objects, of rounds up to {last}"
-
-
-def collected(store: Store, run: Hash, lab: PublicKey) -> int:
-    """Return the last round whose payloads were removed; 0 if all are there."""
-    return max((notice.round for notice in _notices(store, run, lab)), default=0)
-
-
-def _notices(store: Store, run: Hash, lab: PublicKey) -> Iterator[CollectedNotice]:
-    """Yield the notices of the lab; what it did not sign for a name is as if it was not there."""
-    for number in range(MOST_NOTICES):
-        name = slots.collected(number)
-        stored = store.look(name, MOST_BYTES)
-        with suppress(LockstepError):
-            notice = stored and opened(CollectedNotice, stored.content, lab, name)
-            if notice and (notice.run, notice.number) == (run, number):
-                yield notice
-                continue
-        return
 
 
 def _old(store: Store, document: RunDocument) -> int:
@@ -74,7 +51,7 @@ def _old(store: Store, document: RunDocument) -> int:
     Nobody else can make a window old: a round is over where `min_clients` sent messages in the next
     one, and the latest of its links says when.
     """
-    run = runfile.parse(document.run, slots.RUN)
+    run = runfile.parse(document.run, layout.RUN)
     newest, volunteers = rounds_over(store, run.config.min_clients), run.volunteers
     over = [window for window in run.snapshots(0).windows if window.last <= newest]
     now = max(times_put(store, newest)) if newest else 0

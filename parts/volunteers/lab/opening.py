@@ -1,20 +1,18 @@
 """What the lab does: it opens a run in a store, and says who has its slots."""
 
-import hashlib
-
 import jax
 
-from lockstep.errors import LockstepError, RequestError
+from lockstep.errors import LockstepError
 from lockstep.protocol.attestation import Hash
 from lockstep.transcript.state import State
 from lockstep.transcript.trees import is_blob, saved_bytes, tree_hash
 from lockstep.wire.message import Form
-from parts.volunteers import slots
-from parts.volunteers.bodies import Admission, RunDocument
-from parts.volunteers.chain.admissions import MOST_STATEMENTS, Admissions
+from parts.volunteers import layout
+from parts.volunteers.bodies import Admission, CollectedNotice, RunDocument
+from parts.volunteers.chain.statements import MOST_STATEMENTS, Admissions, read_run, stated
 from parts.volunteers.keys import PrivateKey, PublicKey, parse_public, public_text
-from parts.volunteers.signed import MOST_BYTES, Body, opened, sign, unsigned
-from parts.volunteers.store.verbs import ReadableStore, Store, StoredObject
+from parts.volunteers.signed import MOST_BYTES, sign
+from parts.volunteers.store.verbs import Store
 from parts.volunteers.tables import volunteers_of
 from pipeline.start.begin import Setup, self_test
 from pipeline.version import with_commit
@@ -70,29 +68,11 @@ def open_run(store: Store, setup: Setup, key: PrivateKey) -> RunDocument:
     """
     tested = self_test(setup) if setup.run.peers.bits == "everywhere" else None
     document = document_of(setup, public_text(key), tested)
-    if not store.create(slots.RUN, sign(document, key)):
+    if not store.create(layout.RUN, sign(document, key)):
         raise LockstepError(
-            f"{store.address}/{slots.RUN}: exists already, expected an empty folder"
+            f"{store.address}/{layout.RUN}: exists already, expected an empty folder"
         )
     return document
-
-
-def read_run(
-    store: ReadableStore, lab: PublicKey | None = None
-) -> tuple[RunDocument, Hash, StoredObject]:
-    """Return run.json, its hash, and the object in the store.
-
-    Without the reader's `lab`, the lab's key is its own word.
-    """
-    stored = store.look(slots.RUN, MOST_BYTES)
-    name = f"{store.address}/{slots.RUN}"
-    if stored is None:
-        raise RequestError(f"{name}: missing, expected a run that was opened")
-    named = parse_public(unsigned(RunDocument, stored.content, name).lab, name)
-    document = opened(RunDocument, stored.content, lab or named, name)
-    if parse_public(document.lab, name) != (lab or named):
-        raise LockstepError(f"{name}: lab is {document.lab}, expected the key that signed it")
-    return document, hashlib.sha256(stored.content or b"").hexdigest(), stored
 
 
 def read_own(store: Store, lab: PrivateKey) -> tuple[RunDocument, Hash]:
@@ -114,9 +94,14 @@ def _check_key(admissions: Admissions, public: PublicKey, peer: int) -> None:
             raise LockstepError(f"{public_text(public)}: has slot {other}, expected another's KEY")
 
 
-def put_over(store: Store, name: str, body: Body, lab: PrivateKey) -> bool:
-    """Put what the lab signed, in place of what it did not; return whether it stands there now."""
-    if store.look(name, 0) is not None:
+def put_over(store: Store, name: str, body: Admission | CollectedNotice, lab: PrivateKey) -> bool:
+    """Put what the lab signed, in place of what it did not; return whether it stands there now.
+
+    What another process of the lab has put there first stays.
+    """
+    place = body.model_dump(include={"run", "peer", "number"})
+    stored = store.look(name, MOST_BYTES)
+    if stored is not None and stated(type(body), stored, lab.public_key(), name, place) is None:
         store.remove(name)
     return store.create(name, sign(body, lab))
 
@@ -131,7 +116,7 @@ def admit(
     document, run = read_own(store, key)
     if not 0 <= peer < document.slots:
         raise LockstepError(f"slot {peer}, expected 0 to {document.slots - 1}")
-    evidence = (because,) if because is not None and slots.slot(because) else ()
+    evidence = (because,) if because is not None and layout.parse(because) else ()
     admissions = Admissions(store, run, key.public_key(), document.slots)
     while True:  # another process of the lab may be the first to say something
         admissions.read()
@@ -143,6 +128,6 @@ def admit(
         statement = Admission(
             run=run, peer=peer, number=number, key=public, because=because, evidence=evidence
         )
-        name = slots.admission(peer, number)
+        name = layout.admission(peer, number)
         if put_over(store, name, statement, key):
             return name

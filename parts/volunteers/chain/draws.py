@@ -69,7 +69,7 @@ class AuditDraws:
 
     def to_json(self) -> list[Any]:
         """Return all of it, for a checkpoint."""
-        return [self.drawn, [*self._senders.items()], [*self._windows.items()]]
+        return [[*self.drawn], [*self._senders.items()], [*self._windows.items()]]
 
     def restore(self, data: list[Any]) -> None:
         """Go on from a checkpoint."""

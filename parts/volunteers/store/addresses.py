@@ -2,32 +2,31 @@
 
 For each peer, and each 16 rounds: one to put each of its own slots, and one to list each round; and
 one to list who was admitted; and of rounds with a state those of its chunks. An address holds for 7
-days at most. A file of them is signed by the lab, and sealed for the peer's key; its name says how
-many there were before it. A file that somebody else put there is passed over.
+days at most. A file of them is sealed for the peer's key, and signed by the lab; its name says how
+many there were before it. What somebody else put there is as if it was not there.
 """
 
 import logging
 import threading
 import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
-from functools import partial
 from typing import Annotated, ClassVar, NamedTuple
+from urllib.parse import quote
 
+from cryptography.exceptions import InvalidSignature
 from pydantic import Field
 
 from lockstep.errors import LockstepError
 from lockstep.protocol.attestation import Hash
 from lockstep.tables.table import AsTuple
 from lockstep.transcript.windows import Snapshots
-from parts.volunteers import chunks, signed, slots
-from parts.volunteers.addresses import sealed
+from parts.volunteers import layout, signed
 from parts.volunteers.bodies import RoundNumber, RunDocument, Seconds, SlotNumber
 from parts.volunteers.keys import PrivateKey, PublicKey
 from parts.volunteers.signed import Body
-from parts.volunteers.store.given import GivenEndpoint
-from parts.volunteers.store.s3 import LONGEST, S3Endpoint
+from parts.volunteers.store import chunks, sealed
 from parts.volunteers.store.verbs import AwaitedError, MissedError, Store
 from parts.volunteers.store.web_store import StoreRequest, WebStore
 from pipeline.net.limits import NetSettings, NotFetchedError, UnreachableError
@@ -38,6 +37,7 @@ PAGE = 1000  # names of a page, at most, of every store
 SPAN = 16  # rounds of a file, which so has less than 1 MiB with the longest credentials
 MOST_BYTES = 2**21  # of a file
 MOST_FILES = 10**5  # of a peer
+SIGNATURE_BYTES = 64
 AGAIN = 60  # seconds between two looks for newer addresses, where those at hand have ended
 SOON = 7200  # a volunteer warns so many seconds before its last address ends
 UrlText = Annotated[str, Field(max_length=2**13)]
@@ -89,116 +89,123 @@ def own_puts(reader: AddressReader, step: int) -> Iterator[StoreRequest]:
     """Yield what a peer alone may put in a round, each with its one length."""
     lengths = {
         "payload": reader.payload_bytes,
-        "record": slots.RECORD_BYTES,
-        "join": slots.JOIN_BYTES,
-        "leave": slots.LEAVE_BYTES,
-        "closed": slots.link_bytes(reader.slots),
-        "asked": slots.link_bytes(reader.slots),
+        "record": layout.RECORD_BYTES,
+        "join": layout.JOIN_BYTES,
+        "leave": layout.LEAVE_BYTES,
+        "closed": layout.link_bytes(reader.slots),
+        "asked": layout.link_bytes(reader.slots),
     }
     for what, length in lengths.items():
-        yield StoreRequest("PUT", slots.of_peer(step, reader.peer, what), length)
+        yield StoreRequest("PUT", layout.of_peer(step, reader.peer, what), length)
     if reader.snapshots is None:
         return
     if reader.snapshots.keeps(step):
-        folder = slots.own_folder(step, reader.peer)
+        folder = layout.own_folder(step, reader.peer)
         for name, length in chunks.lengths(folder, reader.own_bytes).items():
             yield StoreRequest("PUT", name, length)
-        shown = slots.of_peer(step, reader.peer, "shown")
-        yield StoreRequest("PUT", shown, slots.SHOWN_BYTES)
+        shown = layout.of_peer(step, reader.peer, "shown")
+        yield StoreRequest("PUT", shown, layout.SHOWN_BYTES)
     if reader.state_bytes and step % reader.snapshots.every == 0:
-        folder = slots.state_folder(step, reader.peer)
+        folder = layout.state_folder(step, reader.peer)
         for name, length in chunks.lengths(folder, reader.state_bytes).items():
             yield StoreRequest("PUT", name, length)
 
 
-def _lists(slot_count: int, step: int) -> Iterator[StoreRequest]:
+def lists(slot_count: int, step: int) -> Iterator[StoreRequest]:
     """Yield the requests that list a round, one for each page."""
-    per_page = PAGE // len(slots.KINDS)  # peers whose names fill a page
+    per_page = PAGE // len(layout.KINDS)  # peers whose names fill a page
     for peer in range(0, slot_count, per_page):
-        after = slots.of_peer(step, peer, "") if peer else ""
-        yield StoreRequest("LIST", slots.round_folder(step), after=after)
+        after = layout.of_peer(step, peer, "") if peer else ""
+        yield StoreRequest("LIST", layout.round_folder(step), after=after)
 
 
-# ---- The lab ----
+def sign_file(content: bytes, lab: PrivateKey, run: Hash, name: str) -> bytes:
+    """Return a sealed file with the lab's signature before it, by which anybody knows it."""
+    return lab.sign(_signed_bytes(content, run, name)) + content
 
 
-def sign_ahead(
-    store: Store, readers: Sequence[AddressReader], steps: range, seconds: int, lab: PrivateKey
-) -> list[str]:
-    """Sign peers' addresses of rounds, and put them into the store; return the files' names.
+def sealed_in(data: bytes | None, lab: PublicKey, run: Hash, name: str) -> bytes | None:
+    """Return what is sealed in a file of a run; None if the lab did not sign it for this name."""
+    if data is None:
+        return None
+    signature, content = data[:SIGNATURE_BYTES], data[SIGNATURE_BYTES:]
+    try:
+        lab.verify(signature, _signed_bytes(content, run, name))
+    except InvalidSignature:
+        return None
+    return content
 
-    Args:
-      store: The run's, with the right to sign addresses of it.
-      readers: Whose they are, all of one run.
-      steps: The rounds.
-      seconds: For how long the addresses hold.
-      lab: The lab's key.
 
-    Raises:
-      LockstepError: no addresses of this store can be signed, or not for so long; or a peer has too
-        many files of them.
+def _signed_bytes(content: bytes, run: Hash, name: str) -> bytes:
+    return b"lockstep/addresses file/1\0%s\0%s\0%s" % (run.encode(), name.encode(), content)
+
+
+def count_files(store: Store, reader: AddressReader, lab: PublicKey) -> int:
+    """Return how many files of addresses the lab has put for a peer, one after the other.
+
+    Files of others can only come after these. So what they put costs a few looks more.
     """
-    if not (isinstance(store, WebStore) and isinstance(store.endpoint, S3Endpoint)):
-        raise LockstepError(f"{store.address}: cannot sign addresses, expected s3://BUCKET/FOLDER")
-    if not 0 < seconds <= LONGEST:
-        raise LockstepError(f"{seconds} s: expected 1 to {LONGEST}, the longest that stores allow")
-    sign, until, names = partial(_signed, store.endpoint, seconds), int(time.time()) + seconds, []
-    numbers = {r.peer: iter(range(_count(store, r.peer), MOST_FILES)) for r in readers}
-    for first in range(steps.start, steps.stop, SPAN):
-        rounds = range(first, min(first + SPAN, steps.stop))
-        common = sign([ask for step in rounds for ask in _lists(readers[0].slots, step)])
-        common |= sign([StoreRequest("LIST", slots.ADMISSIONS)])
-        for reader in readers:
-            own = sign([ask for step in rounds for ask in own_puts(reader, step)])
-            body = _body(reader, first, until, store.endpoint.folder, common | own)
-            content = zlib.compress(signed.sign(body, lab))
-            for number in numbers[reader.peer]:  # a name may have been taken by somebody else
-                name = slots.addresses(reader.peer, number)
-                if store.create(name, sealed.seal(content, reader.key, name)):
-                    names.append(name)
-                    break
-            else:
-                raise LockstepError(
-                    f"{store.address}: peer {reader.peer} has {MOST_FILES} files of addresses, "
-                    "expected fewer"
-                )
-    return names
-
-
-def _count(store: Store, peer: int) -> int:
-    """Return how many files of addresses a peer has."""
 
     def is_there(number: int) -> bool:
-        name = slots.addresses(peer, number)
+        name = layout.addresses(reader.peer, number)
         return number < MOST_FILES and store.look(name, 0) is not None
 
-    return slots.count(is_there)
+    def is_signed(number: int) -> bool:
+        stored = store.look(name := layout.addresses(reader.peer, number), MOST_BYTES)
+        return stored is not None and sealed_in(stored.content, lab, reader.run, name) is not None
+
+    count = layout.count(is_there)
+    return count if not count or is_signed(count - 1) else layout.count(is_signed)
 
 
-def _signed(
-    endpoint: S3Endpoint, seconds: int, asks: Sequence[StoreRequest]
-) -> dict[StoreRequest, str]:
-    return dict(zip(asks, endpoint.sign(asks, seconds), strict=True))
+class PublicEndpoint:
+    """A public address to read from, and those that the store's owner signed to put and list."""
+
+    condition = {"If-None-Match": "*"}
+    hides = True  # AWS answers 403 for a missing object to a client that may not list
+
+    def __init__(self, address: str):
+        self.folder = ""  # of the names in listings
+        self._address, self._puts = address, dict[StoreRequest, str]()
+        self._lists = dict[str, dict[str, str]]()  # prefix -> after -> address
+
+    def give(self, folder: str, urls: Mapping[StoreRequest, str]) -> None:
+        """Take addresses, in place of others for the same."""
+        self.folder = folder
+        for ask, url in urls.items():
+            if ask.verb == "LIST":
+                self._lists.setdefault(ask.name, {})[ask.after] = url
+            else:
+                self._puts[ask] = url
+
+    def has(self, ask: StoreRequest) -> bool:
+        """Return whether there is an address for this."""
+        return self._address_for(ask) is not None
+
+    def find(self, ask: StoreRequest) -> tuple[str, dict[str, str]]:
+        """Return the address for this; that of a listing is of the page in which `after` is."""
+        if ask.verb == "GET":
+            return f"{self._address}/{quote(ask.name)}", {}
+        url = self._address_for(ask)
+        if url is None:
+            raise LockstepError(self.lacks(ask))
+        return url, {}
+
+    def lacks(self, ask: StoreRequest) -> str:
+        """Say that there is no address for this."""
+        what = f"{ask.size} bytes" if ask.verb == "PUT" else ask.verb
+        where = f"{self._address}/{ask.name}"
+        return f"{where}: found no address for {what}, expected one that the lab signed"
+
+    def _address_for(self, ask: StoreRequest) -> str | None:
+        if ask.verb != "LIST":
+            return self._puts.get(ask)
+        pages = self._lists.get(ask.name, {})
+        starts = [after for after in pages if after <= ask.after]
+        return pages[max(starts)] if starts else None
 
 
-def _body(
-    reader: AddressReader, first: int, until: int, folder: str, urls: Mapping[StoreRequest, str]
-) -> SignedAddresses:
-    return SignedAddresses(
-        run=reader.run,
-        peer=reader.peer,
-        first=first,
-        until=until,
-        folder=folder,
-        puts={ask.name: url for ask, url in urls.items() if ask.verb == "PUT"},
-        lists=tuple((ask.name, ask.after, url) for ask, url in urls.items() if ask.verb == "LIST"),
-    )
-
-
-# ---- The volunteer ----
-
-
-class Addressed(GivenEndpoint):
+class AddressedEndpoint(PublicEndpoint):
     """A volunteer's addresses, which are read from the store when they are needed.
 
     Attributes:
@@ -232,7 +239,7 @@ class Addressed(GivenEndpoint):
                 self._oldest -= 1
                 self._read(self._oldest, newer=False)
             self._warn()
-            slot = slots.slot(ask.name)
+            slot = layout.parse(ask.name)
             if slot is not None and (ask in self._refused or not self.has(ask)):
                 error = MissedError if self._newest() > slot.step else AwaitedError
                 raise error(self.lacks(ask))
@@ -248,7 +255,7 @@ class Addressed(GivenEndpoint):
     def _newest(self) -> int:
         """Return the last round that has addresses which hold; 0 without any."""
         now = time.time()
-        valid = (slots.slot(ask.name) for ask, ends in self._ends.items() if ends > now)
+        valid = (layout.parse(ask.name) for ask, ends in self._ends.items() if ends > now)
         return max((slot.step for slot in valid if slot is not None), default=0)
 
     def _warn(self) -> None:
@@ -268,7 +275,9 @@ class Addressed(GivenEndpoint):
     def _read_newer(self) -> None:
         """Read what the lab signed since; at first the newest file, which a search finds."""
         if not self._next:
-            self._oldest = self._next = max(0, _count(self._store, self._reader.peer) - 1)
+            self._oldest = self._next = max(
+                0, count_files(self._store, self._reader, self._lab) - 1
+            )
         before = self._next
         while self._read(self._next, newer=True):
             self._next += 1
@@ -277,25 +286,24 @@ class Addressed(GivenEndpoint):
             log.info(f"train: the lab signed addresses {until}")
 
     def _read(self, number: int, *, newer: bool) -> bool:
-        """Take the addresses of a file, if the lab signed them; return whether a file is there."""
-        name = slots.addresses(self._reader.peer, number)
+        """Take the addresses of a file; return whether the lab has put one there."""
+        name = layout.addresses(self._reader.peer, number)
         stored = self._store.look(name, MOST_BYTES)
-        if stored is None:
+        data = stored and sealed_in(stored.content, self._lab, self._reader.run, name)
+        if data is None:
             return False
         try:
-            self._take(self._opened(name, stored.content), newer=newer)
+            self._take(self._opened(name, data), newer=newer)
         except LockstepError as error:
             log.warning(f"train: passes over addresses: {error}")
         return True
 
-    def _opened(self, name: str, data: bytes | None) -> SignedAddresses:
-        """Return what the lab signed for this peer.
+    def _opened(self, name: str, data: bytes) -> SignedAddresses:
+        """Return what the lab sealed for this peer.
 
         Raises:
           LockstepError: the lab did not sign it for this peer and run.
         """
-        if data is None:
-            raise LockstepError(f"{name}: over {MOST_BYTES} bytes, expected at most that")
         content = _decompress(sealed.unseal(data, self._key, name))
         body = signed.opened(SignedAddresses, content, self._lab, name)
         if (body.run, body.peer) != (self._reader.run, self._reader.peer):
@@ -327,14 +335,14 @@ def open_addressed(
     address: str, reader: AddressReader, key: PrivateKey, lab: PublicKey, network: NetSettings
 ) -> WebStore:
     """Return a volunteer's store at a public address: reads are anybody's, the rest is signed."""
-    public = WebStore(address, GivenEndpoint(address), network)
-    return AddressedStore(address, Addressed(public, reader, key, lab), network)
+    public = WebStore(address, PublicEndpoint(address), network)
+    return AddressedStore(address, AddressedEndpoint(public, reader, key, lab), network)
 
 
 class AddressedStore(WebStore):
     """A store in which an address that ended is waited for."""
 
-    endpoint: Addressed
+    endpoint: AddressedEndpoint
 
     def create(self, name: str, content: bytes) -> bool:
         """Put an object; see `WebStore`."""

@@ -1,19 +1,19 @@
-"""Names of all that lies in a store, which the run and the round fix, and lengths of what is put.
+"""The layout of a store: all names in it, which the run and the round fix, and lengths of objects.
 
     run.json                          what the lab signed of the run
     peers/007/000.json                the key admitted to slot 7; 001.json replaces or ends it
     rounds/00000123/007.payload       the message, zeros after it up to the run's one length
     rounds/00000123/007.record        signed: what the message is of; .join and .leave beside it
     rounds/00000123/007.closed        signed: peer 7's link, which closes the round
-    rounds/00000123/007.asked         signed: its link while too few are there
-    rounds/00000123/007.shown         signed: that it put what it owned, and the index's SHA-256
+    rounds/00000123/007.asked         signed: its link, which begins the round of a run that waited
+    rounds/00000123/007.shown         signed: that it put its own state, and the index's SHA-256
     states/00000100/007/index         hashes of the chunks of the state after a round that peer 7
                                       closed; its link has the index's SHA-256
     states/00000100/007/0000          a chunk of it
     own/00000100/007/index            hashes of the chunks of a peer's own state, which was drawn
     own/00000100/007/0000             a chunk of it
     collected/0000.json               up to which round the lab removed payloads and states
-    addresses/007/00004.sealed        signed addresses of some rounds, for peer 7's eyes
+    addresses/007/00004.sealed        signed: addresses of some rounds, which peer 7 alone can read
 
 An address signs how long its object is. So each thing that a volunteer puts has one length.
 """
@@ -41,7 +41,7 @@ OF_A_STATE = re.compile(r"(?:states|own)/([0-9]{8})/[0-9]{3}/(?:[0-9]{4,}|index)
 OF_A_ROUND = re.compile(rf"rounds/([0-9]{{8}})/([0-9]{{3}})\.({'|'.join(KINDS)})")
 
 
-class RoundSlot(NamedTuple):
+class RoundObject(NamedTuple):
     """What a name of a round stands for."""
 
     step: int
@@ -95,7 +95,7 @@ def addresses(peer: int, number: int) -> str:
     return f"addresses/{peer:03}/{number:05}.sealed"
 
 
-def slot(name: str) -> RoundSlot | None:
+def parse(name: str) -> RoundObject | None:
     """Return the round, peer and kind of an object from its name; None for other names.
 
     Readers ignore every other name.
@@ -104,7 +104,7 @@ def slot(name: str) -> RoundSlot | None:
     if match is None:
         return None
     step, peer, what = match.groups()
-    return RoundSlot(int(step), what, int(peer))
+    return RoundObject(int(step), what, int(peer))
 
 
 def count(is_there: Callable[[int], bool]) -> int:
@@ -129,5 +129,5 @@ def names_by_peer(names: Iterable[str], what: str) -> dict[int, str]:
     Returns:
       Peer -> name.
     """
-    by_slot = {slot(name): name for name in sorted(names)}
-    return {key.peer: name for key, name in by_slot.items() if key and key.what == what}
+    by_object = {parse(name): name for name in sorted(names)}
+    return {key.peer: name for key, name in by_object.items() if key and key.what == what}

@@ -1,1 +1,0 @@
-"""Addresses that the lab signs ahead, by which a volunteer uses a store without credentials."""

@@ -1,1 +1,0 @@
-"""Audits of a run while it goes on."""

@@ -1,0 +1,96 @@
+"""A process of a run over a store: the chain that it follows, and who trains or looks on here."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from lockstep.protocol import driver
+from lockstep.protocol.driver import RunProgress
+from parts.volunteers import layout
+from parts.volunteers.bodies import JoinRequest
+from parts.volunteers.chain.act import RoundRead
+from parts.volunteers.chain.chain import Chain, Notices
+from parts.volunteers.keys import PrivateKey
+from parts.volunteers.signed import Body, sign
+
+
+class Volunteer(NamedTuple):
+    """Who trains here."""
+
+    peer: int
+    key: PrivateKey
+    environment: dict[str, str]
+
+
+class Onlooker(NamedTuple):
+    """How somebody follows a run who only looks on."""
+
+    waits: bool  #: For links to come; else it ends with those that are there.
+    say: Callable[[str], object]  #: Gets a line a round.
+
+
+@dataclass
+class Process:
+    """A process of a run.
+
+    Attributes:
+      chain: The run's links.
+      volunteer: Who trains here; None where nobody does.
+      onlooker: Who follows the run here and may go away; None in a training.
+      notices: Who asked to take part, and who left.
+      sits_out: Whether the volunteer's own state differs from the one others computed.
+    """
+
+    chain: Chain
+    volunteer: Volunteer | None = None
+    onlooker: Onlooker | None = None
+    notices: Notices = field(init=False)
+    sits_out: bool = False
+
+    def __post_init__(self) -> None:
+        self.notices = Notices(self.chain)
+
+    @property
+    def looks_once(self) -> bool:
+        """Whether nobody waits here for links to come."""
+        return self.onlooker is not None and not self.onlooker.waits
+
+    def read(self, progress: RunProgress, what: str) -> RoundRead:
+        """Return what is known of a round's links before anything was read of it."""
+        ejected, me = progress.state.ejected, self.volunteer and self.volunteer.peer
+        return RoundRead(
+            step=progress.state.step,
+            what=what,
+            head=self.chain.head,
+            settle=self.chain.terms.settle,
+            me=None if me in ejected else me,
+            ejected=ejected,
+            min_clients=self.chain.min_clients,
+            waits=not self.looks_once,
+        )
+
+    def say(self, text: str) -> None:
+        """Print a line for an onlooker."""
+        if self.onlooker is not None:
+            self.onlooker.say(text)
+
+    def put(self, step: int, what: str, body: Body, length: int) -> bool:
+        """Put what the volunteer signs in a round; return whether it stands there now."""
+        assert self.volunteer is not None
+        name = layout.of_peer(step, self.volunteer.peer, what)
+        return self.chain.store.put(name, sign(body, self.volunteer.key, length))
+
+    def ask(self, progress: RunProgress) -> None:
+        """Ask to take part, if the volunteer may and has not."""
+        me, step = self.volunteer, progress.state.step
+        if me is None or not driver.may_ask(progress, [me.peer]):
+            return
+        request = JoinRequest(
+            run=self.chain.run,
+            round=step,
+            peer=me.peer,
+            environment=me.environment,
+            self_test=self.chain.document.self_test,  # which was taken
+        )
+        if self.chain.look(layout.of_peer(step, me.peer, "join"), layout.JOIN_BYTES) is None:
+            self.put(step, "join", request, layout.JOIN_BYTES)

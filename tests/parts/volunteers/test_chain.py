@@ -1,0 +1,149 @@
+"""What stands in a round's slots is its peer's word alone; and who begins with a state."""
+
+import hashlib
+import os
+import shutil
+from types import SimpleNamespace
+
+import pytest
+
+from lockstep.protocol import driver
+from lockstep.protocol.consensus import SharedStore
+from lockstep.transcript.windows import Snapshots
+from parts.volunteers import keys, layout
+from parts.volunteers.bodies import Admission
+from parts.volunteers.chain import links
+from parts.volunteers.chain.chain import Chain
+from parts.volunteers.chain.draws import AuditDraws
+from parts.volunteers.chain.links import AskedLink, Head
+from parts.volunteers.chain.statements import Admissions
+from parts.volunteers.signed import sign
+from parts.volunteers.store.folder import FolderStore
+from parts.volunteers.store.patient import PatientStore
+from parts.volunteers.training.from_state import LateJoiner
+from tests.lockstep.protocol.driver.driven_run import LONG, started
+from tests.parts.volunteers.test_links import RUN, TERMS, counted
+from tests.parts.volunteers.test_links import link as round_link
+
+LAB, *KEYS = (keys.PrivateKey.generate() for _ in range(5))
+BEGAN = 900
+
+
+@pytest.fixture
+def chain(tmp_path):
+    store = FolderStore(tmp_path)
+    for peer, key in enumerate(KEYS):
+        said = Admission(run=RUN, peer=peer, number=0, key=keys.public_text(key))
+        put(store, layout.admission(peer, 0), sign(said, LAB), BEGAN - 1)
+    admissions = Admissions(store, RUN, LAB.public_key(), len(KEYS))
+    admissions.read()
+    document, head = SimpleNamespace(slots=len(KEYS)), Head("cd" * 32, BEGAN)
+    audits = Snapshots(0, 9, 3), AuditDraws(6.25)
+    return Chain(PatientStore(store), document, admissions, TERMS, *audits, head)
+
+
+def put(store, name, content, seconds):
+    assert store.create(name, content)
+    os.utime(store.root / name, (seconds, seconds))
+
+
+def put_link(chain, peer, key=None, **changes):
+    """Put a link in a peer's slot, signed by it unless there is another key."""
+    body = {"run": RUN, "round": 1, "peer": peer, "previous": "cd" * 32, "asked": ()} | changes
+    content = sign(AskedLink(**body), key or KEYS[peer], chain.link_bytes)
+    put(chain.store.store, layout.of_peer(1, peer, "asked"), content, 1_000)
+
+
+def test_a_slot_is_its_peers_alone(chain):
+    put(chain.store.store, layout.of_peer(1, 2, "asked"), b"x" * chain.link_bytes, 1_000)
+    put_link(chain, 0, key=KEYS[3])  # signed by another peer, for itself
+    put_link(chain, 3, key=KEYS[1])
+    put_link(chain, 1)
+    assert [*chain.signed_links(1, "asked", BEGAN)] == [1]
+    assert [*chain.signed_links(1, "asked", BEGAN, ejected=(1,))] == []
+
+
+@pytest.mark.parametrize("other", [{"run": "ee" * 32}, {"round": 2}])
+def test_a_link_of_another_slot_is_no_word_of_its_signer(chain, other):
+    """Whoever may write in a peer's slot could copy it there from another run or round."""
+    put_link(chain, 2, **other)
+    put_link(chain, 0)
+    assert [*chain.signed_links(1, "asked", BEGAN)] == [0]
+
+
+# ---- Who begins with a state ----
+
+
+def test_of_several_links_the_one_counts_on_which_most_peers_have_built(chain):
+    """One peer has a slot in each round, and so can put a chain of its own."""
+    begun = chain.head.sha256
+
+    def put_chain(rounds, seconds):
+        previous = begun
+        for step, peer in rounds:
+            said = round_link({}, peer=peer, round=step, previous=previous)
+            content = sign(said, KEYS[peer], chain.link_bytes)
+            put(chain.store.store, layout.of_peer(step, peer, "closed"), content, seconds + step)
+            previous = hashlib.sha256(content).hexdigest()
+
+    put_chain([(1, 3), (2, 3), (3, 3)], BEGAN)  # early, so that it costs it nothing
+    put_chain([(1, 0)], BEGAN + 100)
+    following = "closed", 1, chain.head, ()
+    assert LateJoiner(chain, None, None)._following(*following) is None  # nobody can tell yet
+    shutil.rmtree(chain.store.store.root / layout.round_folder(1))
+    put_chain([(1, 0), (2, 1), (3, 2)], BEGAN + 200)
+    put_chain([(1, 3)], BEGAN)
+    assert LateJoiner(chain, None, None)._following(*following).body.peer == 0
+
+
+def put_closed(chain, peer, said, seconds):
+    content = sign(said, KEYS[peer], chain.link_bytes)
+    put(chain.store.store, layout.of_peer(said.round, peer, "closed"), content, seconds)
+
+
+BEFORE = driver.ask(started(LONG, 6, reports=SharedStore()), range(5))
+ALLOWED = {"applied": ()}  # where nobody sent a message
+
+
+@pytest.mark.parametrize(
+    ("changes", "passed"),
+    [
+        ({}, 1),
+        ({"left": (5,)}, 0),  # no member
+        ({"asked": (5,)}, 1),
+        ({"asked": (6,)}, 0),  # of 6 peers
+        ({"applied": (0,)}, 0),
+        ({"messages": {5: links.linked({0: counted(0)})[0][0]}}, 0),  # it was assigned nothing
+    ],
+)
+def test_a_link_that_no_run_allows_ends_what_is_followed(chain, changes, passed):
+    said = round_link({}, previous=chain.head.sha256, **ALLOWED | changes)
+    put_closed(chain, 0, said, BEGAN + 50)
+    assert len([*LateJoiner(chain, None, None)._passed(BEFORE, "44" * 32)]) == passed
+
+
+def test_a_link_counts_once_enough_peers_have_trained_on_it(chain):
+    chain.document = SimpleNamespace(slots=4, payload_bytes=9, run={"config": {"min_clients": 3}})
+    passed = SimpleNamespace(progress=BEFORE, link=round_link({}), head=chain.head)
+
+    def is_trained_on_after(peer, **changes):
+        body = counted(peer).body.model_copy(update={"base": passed.link.params} | changes)
+        record = sign(body, KEYS[peer], layout.RECORD_BYTES)
+        put(chain.store.store, layout.of_peer(1, peer, "record"), record, BEGAN + 5)
+        return LateJoiner(chain, None, None)._is_trained_on(passed)
+
+    assert not is_trained_on_after(0)
+    assert not is_trained_on_after(1)
+    assert not is_trained_on_after(2, base="00" * 32)  # of other params
+    assert is_trained_on_after(3)
+
+
+@pytest.mark.parametrize("changes", [{"base": "00" * 32}, {"span": (0, 0)}, {"key": 0}])
+def test_only_what_follows_from_the_link_counts_and_only_with_its_peers_key(chain, changes):
+    chain.document = SimpleNamespace(slots=4, payload_bytes=9, run={"config": {"min_clients": 1}})
+    passed = SimpleNamespace(progress=BEFORE, link=round_link({}), head=chain.head)
+    key = changes.pop("key", 1)
+    body = counted(1).body.model_copy(update={"base": passed.link.params} | changes)
+    record = sign(body, KEYS[key], layout.RECORD_BYTES)
+    put(chain.store.store, layout.of_peer(1, 1, "record"), record, BEGAN + 5)
+    assert not LateJoiner(chain, None, None)._is_trained_on(passed)
