@@ -13,7 +13,7 @@ import pytest
 from parts.workload.process import worker_process
 from parts.workload.process.shared_arrays import SharedArrays
 from parts.workload.process.worker_process import WorkerProcess
-from pipeline.runfile.tables import Workload
+from parts.workload.tables import Workload
 from tests.errors import refused
 from tests.parts.workload import fake_workers
 from tests.parts.workload.fake_workers import gone, start

@@ -8,7 +8,7 @@ import pytest
 from lockstep.errors import LockstepError
 from lockstep.swarm import training_loop
 from pipeline import runfile
-from pipeline.audit.verdict import ReplayComparison, judge
+from pipeline.audit.verdict import judge
 from pipeline.language_model.language_model import programs_of
 from pipeline.preflight import commands
 from pipeline.preflight.plan import plan, plan_of
@@ -124,5 +124,5 @@ def test_a_verdict_does_not_accept_a_run_of_which_nothing_was_applied(tmp_path):
         faults = [{"kind": "dropped", "peer": peer, "rounds": [1, rounds]} for peer in range(6)]
         run = run_of("signs", *faults, total_steps=3)
         transcript = lab("signs").train(run, tmp_path / f"{rounds}").transcript
-        verdict = judge(run, transcript, [], ReplayComparison(), run.snapshots(0).windows, [])
+        verdict = judge(run, transcript, [], None, run.snapshots(0).windows, [])
         assert (verdict.empty_rounds, verdict.accepted) == (rounds, accepted)
