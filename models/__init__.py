@@ -9,6 +9,8 @@ from `pipeline/`, and other Flax programs can use it as it stands:
     config = llama.Config.from_hf(json.loads(Path("config.json").read_text()))
     params = llama.init(config, seed=0)
     logits_BTV = llama.apply(config, params, tokens_BT, scan=True, dtype=jnp.float32)
+
+Budget: 2,100 lines of Python.
 """
 
 import importlib

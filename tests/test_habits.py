@@ -135,6 +135,16 @@ def test_no_room_is_longer_than_a_reader_takes_in():
     assert not {room: lines for room, lines in rooms.items() if lines > MOST_LINES_OF_A_ROOM}
 
 
+@pytest.mark.parametrize("wing", ROOMS)
+def test_a_wing_keeps_to_its_budget(wing):
+    """Who needs more lines takes them from what is there, or says why the budget moves."""
+    said = re.search(r"Budget: ([\d,]+) lines", (PROJECT / wing / "__init__.py").read_text())
+    files = (path for path in SOURCE if path.is_relative_to(PROJECT / wing))
+    assert sum(len(path.read_text().splitlines()) for path in files) <= int(
+        said[1].replace(",", "")
+    )
+
+
 def test_no_file_imports_itself_by_way_of_others():
     """Also inside rooms, where the layers of pyproject.toml do not look, and inside functions."""
     graph = grimp.build_graph(*ROOMS, exclude_type_checking_imports=True, cache_dir=None)
