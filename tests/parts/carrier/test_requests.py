@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 
+from lockstep.swarm.peers import work_of
 from parts.carrier import requests
 from parts.carrier.handlers import Operations, leaves
 from parts.carrier.requests import (
@@ -107,7 +108,7 @@ def lowered():
 def test_a_step_that_was_compiled_before_compiles_nothing_and_gives_the_same_bits(lowered):
     run, lab = simulated.run_of("signs"), simulated.lab("signs")
     params, shared, own = lab.begin.state.params, lab.begin.state.shared, lab.begin.state.own[0]
-    work = round_settings(run).work(lab.programs, lab.data, (0, 1), simulated.PEERS)
+    work = work_of(round_settings(run), lab.programs, lab.data, (0, 1), simulated.PEERS)
     rows = work.rows_MB
 
     def process() -> Operations:

@@ -25,7 +25,8 @@ print(*(hasattr(Model({}), name) for name in ("evaluate", "run_inner_loop")))
 @pytest.fixture(autouse=True)
 def alone(monkeypatch):
     """Neither this process nor a worker finds that part."""
-    monkeypatch.setattr(worker, "offered", lambda joint: [])
+    for joint in (worker.PACKS, worker.INNER_LOOPS):
+        monkeypatch.setattr(joint, "parts", list)
     kept = [place for place in worker_process.PYTHON if place.parent.name != "burn_p2p"]
     assert len(kept) < len(worker_process.PYTHON)
     monkeypatch.setattr(worker_process, "PYTHON", kept)
