@@ -90,8 +90,11 @@ class Replay:
         findings = once(advance)
         if findings and replayed:
             self.setup.programs.steps.by.close()  # a user's own code starts anew
-            if once(lambda: None) != findings:
-                return WindowOutcome([], (), f"rounds {window.first}-{window.last} {NO_REPEAT}")
+            if (again := once(lambda: None)) != findings:
+                # no step is needed to follow the params from messages that are kept
+                of_params = [f for f in findings if self.kept and f.peer is None and f in again]
+                why = f"rounds {window.first}-{window.last} {NO_REPEAT}"
+                return WindowOutcome(of_params, (), why)
         return WindowOutcome(findings, replayed, why)
 
     def _why(self, sent: Iterable[Message]) -> str | None:

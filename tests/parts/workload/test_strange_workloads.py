@@ -1,6 +1,7 @@
 """A workload that does something else than it should: one line, a lost peer, and nothing else."""
 
 import os
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,11 @@ from parts.workload.inner_steps import Job
 from parts.workload.process.messages import WorkerError
 from parts.workload.worker import Worker
 from pipeline import runfile, train
+from pipeline.audit.replay import Replay
+from pipeline.start import begin
 from tests import tiny
 from tests.parts.workload.test_training import verdict_of
+from tests.pipeline.audit.edited.audited_run import record
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("source")]
 ROWS = {"kind": "tokens", "columns": ["inputs"], "length": 16}
@@ -166,7 +170,10 @@ def test_a_worker_that_died_once_answers_all_the_same_and_its_log_is_kept(tmp_pa
 # ---- Bits that differ from one time to the next ----
 
 
-@pytest.mark.parametrize("optimizer", [{}, {"model__LLM__optimizer": tiny.ADAMW}])
+FEW = {"model__LLM__optimizer__Distro__compression_topk": 1}  # values, so messages are kept
+
+
+@pytest.mark.parametrize("optimizer", [FEW, {"model__LLM__optimizer": tiny.ADAMW}])
 def test_where_a_step_does_not_repeat_nobody_trains_and_nobody_is_accused(
     optimizer, tmp_path, monkeypatch
 ):
@@ -182,6 +189,19 @@ def test_where_a_step_does_not_repeat_nobody_trains_and_nobody_is_accused(
     verdict = verdict_of(root)
     assert verdict["accepted"] and verdict["findings"] == verdict["replayed_windows"] == []
     assert "other bits when replayed twice here" in verdict["not_comparable"]
+
+    # its author for params that do not follow from messages, whoever can repeat them
+    run, data = runfile.load(run_file), root / "data"
+    window = run.snapshots().windows[-1]
+    record(data / "trained/transcript", window.last, lambda state: state.update(params="ab" * 32))
+    setup = begin.read(run, data / "init", data / "shards")
+    with closing(setup.programs.steps.by):
+        replay = Replay(setup, Transcript(data / "trained/transcript"))
+        outcome = replay.window(window, range(run.peers.count), lambda: None)
+    assert outcome.why is not None and outcome.peers == ()
+    found = [(finding.peer, finding.kind) for finding in outcome.findings]
+    assert replay.kept == (optimizer is FEW)
+    assert found == ([(None, "params")] if replay.kept else [])
 
 
 def test_the_code_hash_is_of_the_table_and_of_what_is_imported(tmp_path, source):
