@@ -60,7 +60,8 @@ class Verdict(Table):
     """[witness] policy: whether findings that got into the params refuse the run, or any."""
     not_comparable: str | None
     """Why a drawn window could not be compared with its replay on the auditor's machine, and where
-    it could be; null if all were, bit for bit. Such a window shows nothing, and accuses nobody."""
+    it could be; null if all that could be replayed were, bit for bit. Such a window shows nothing,
+    and accuses nobody."""
     messages_kept: bool
     """Whether the transcript has the messages themselves; else windows are of all peers."""
     clock: Literal["simulated", "wall", "store"]

@@ -20,6 +20,7 @@ HELD_OUT = {
 HELD_OUT_SPLIT = "held-out split of the run's data"
 SAMPLE = ("held_out_stderr", "sequences", "split_sequences")  # what a held-out loss rests on
 FALSE_WINDOWS = (1, 2, 4, 8)  # of which the chance to find one is said
+NOT_AT_ALL = "not at all, since no window was replayed"
 WIDTH = 71  # of a line of verdict.txt: 80 with the "witness: " of the log
 # A hash is longer than a line may be, and stays whole.
 _wrapped = partial(textwrap.wrap, width=WIDTH, break_long_words=False, break_on_hyphens=False)
@@ -126,7 +127,7 @@ def blame(findings: Iterable[dict]) -> str:
 def compared(verdict: dict) -> str:
     """Return how replays were compared with what was sent, or why some could not be."""
     if (why := verdict["not_comparable"]) is None:
-        return "bit for bit"
+        return "bit for bit" if verdict["replayed_windows"] else NOT_AT_ALL
     done = "the other windows bit for bit; " if verdict["replayed_windows"] else ""
     return f"{done}not comparable here, which shows nothing and accuses nobody: {why}"
 
@@ -134,8 +135,8 @@ def compared(verdict: dict) -> str:
 def chance(share: float, false: int) -> float:
     """Return 1 - (1 - s)^n: how surely a draw of a share s of all windows has one of n false ones.
 
-    At least so: without replacement it is 1 - C(N - n, s N) / C(N, s N). Whoever lied did not know
-    what would be drawn.
+    At least so: without replacement it is 1 - C(N - n, s N) / C(N, s N), and more where the false
+    ones are among fewer than N that can be compared. Whoever lied did not know what would be drawn.
     """
     return 1 - (1 - share) ** false
 
@@ -152,8 +153,8 @@ def sampled(verdict: dict) -> str:
     chances = ", ".join(f"{chance(s, n):.2f} for n = {n}" for n in FALSE_WINDOWS)
     return (
         f"s = {verdict['drawn_windows']} of {verdict['windows']} windows = {s:.2f}: a peer that "
-        "lied in n of its windows, and did not know which would be drawn, is found with "
-        f"probability 1 - (1 - s)^n at least, {chances}"
+        "lied in n of its windows that can be compared here, and did not know which would be "
+        f"drawn, is found with probability 1 - (1 - s)^n at least, {chances}"
     )
 
 

@@ -158,6 +158,7 @@ def _environment(card: Path | None) -> Environment:
         "reason": verdict_text.reason,
         "without_folders": without_folders,
         "cannot_be_audited": verdict_text.cannot_be_audited,
+        "compared": verdict_text.compared,
     }
     return env
 

@@ -129,7 +129,7 @@ SAID = {  # on a page, and in the words for its pictures
         "Accepted The audit found nothing wrong in 40 rounds",
         *("8.317 → 5.617", "2.312", "275.1", "34.0 kB", "0.136", "162,816"),
         "plain data parallelism sends 8.0 MB, 235 times as much",
-        "They were compared bit for bit.",
+        "Compared: bit for bit.",
         "peer 3 40 39 1",  # messages, applied, late
         "LLM.optimizer.Distro.compression_topk 32",
         "Source s3://bucket/tokens?... SHA-256 of the source da7ada7a",

@@ -44,8 +44,13 @@ SAID = {
         *("NOT COMPARABLE HERE: no findings", "accuses nobody", WHY, "0 of 16 windows"),
     ),
     "in part": (
-        verdict(not_comparable=WHY),
+        verdict(not_comparable=WHY, drawn_windows=2),
         *("accepted: no findings", "the other windows bit for bit; not comparable here", WHY),
+        *("s = 2 of 16 windows", "of its windows that can be compared here"),
+    ),
+    "nothing replayed": (
+        verdict(replayed_windows=[], drawn_windows=0),
+        *("compared not at all", "0 of 16 windows"),
     ),
     "the wall's clock": (verdict(clock="wall"), "on the wall's clock every arrival"),
 }
