@@ -90,7 +90,14 @@ def _repeated(
 ) -> Iterator[PublicClaim]:
     """Yield the claims on the chosen windows: those that repeat here, and the others."""
     draw, count = published.draw, len(published.chosen)
-    drawn = f"({count} of {draw.total}, {draw.text(count)})"
+
+    def drawn(some: int) -> str:
+        if some == count:
+            return f"({count} of {draw.total}, {draw.text(count)})"
+        which = f"{count} of {draw.total} were chosen, {draw.text(count)}"
+        return f"({some} of the {count} chosen; {which})"
+
+    done = len(published.repeated)
     here, elsewhere = list[tuple[Window, int]](), list[tuple[Window, int]]()
     for window, peers in published.chosen:
         for peer in peers:
@@ -98,7 +105,7 @@ def _repeated(
     if here:
         sent = [_messages(published, window, peer) for window, peer in here]
         s = "" if len(here) > 1 else "s"
-        text = f"{_named(here, sent)} {drawn} repeat{s} bit for bit"
+        text = f"{_named(here, sent)} {drawn(done)} repeat{s} bit for bit"
         values = {
             "repeated": [(*window, peer) for window, peer in here],
             "messages": sent,
@@ -110,7 +117,7 @@ def _repeated(
         yield PublicClaim("windows", "sampled", text, values)
     if elsewhere:
         sent = [_messages(published, window, peer) for window, peer in elsewhere]
-        text = f"{_named(elsewhere, sent)} {drawn}, not comparable here: the publisher says that "
+        text = f"{_named(elsewhere, sent)} {drawn(count - done)}, not comparable here: "
         text += brief(str(published.why), LONGEST)
         values = {"windows": [(*window, peer) for window, peer in elsewhere], "why": published.why}
         yield PublicClaim("not_comparable", "stated", text, values)

@@ -9,6 +9,7 @@ import pytest
 from lockstep.files import read_json
 from lockstep.transcript.trees import load_arrays
 from parts.publication import layout
+from parts.publication.claims import VerifyOutcome
 from pipeline import runfile, scores
 from pipeline.language_model import held_out
 from pipeline.recheck import outputs
@@ -56,6 +57,22 @@ def of_rounds(change: Callable[[dict], object]) -> Callable[[Path], None]:
         new_transcript_hash(folder)
 
     return changed
+
+
+def elsewhere(line: dict) -> None:
+    """Peer 1 says that its machine was another than the others'."""
+    line["evidence"]["messages"]["1"]["environment"] = "ab" * 32
+
+
+def test_windows_of_the_peers_that_say_another_machine_alone_are_stated(folder):
+    of_rounds(elsewhere)(folder)
+    forge(folder)
+    verified = verify(folder)
+    assert not verified.bitwise and verified.outcome is VerifyOutcome.CONSISTENT
+    repeated, stated = (verified.claim(name) for name in ("windows", "not_comparable"))
+    assert {peer for _, _, peer in repeated.values["repeated"]} == {0}
+    assert {peer for _, _, peer in stated.values["windows"]} == {1}
+    assert "(2 of the 4 chosen; " in repeated.text and "(2 of the 4 chosen; " in stated.text
 
 
 def own_draw(folder: Path) -> None:
