@@ -93,8 +93,13 @@ class StoredRun(Observer):
         return States(chain.store.store, chain.document, folder)
 
 
-def stored_run(setup: Setup, onlooker: Onlooker | None = None) -> StoredRun:
-    """Return what a run of volunteers goes over."""
+def stored_run(setup: Setup) -> StoredRun:
+    """Return what a run of volunteers goes over, in a training."""
+    return run_before(setup, None)
+
+
+def run_before(setup: Setup, onlooker: Onlooker | None) -> StoredRun:
+    """Return what a run of volunteers goes over, before the eyes of an onlooker if there is one."""
     run = setup.run
     if not (address := runtime_of(run).store):
         raise LockstepError(
