@@ -3,7 +3,6 @@
 import pytest
 
 from pipeline.monitor.monitor import Terminal
-from pipeline.stage.keys import PROJECT
 from tests import tiny
 from tests.pipeline.monitor.test_training_scores import HEAD, steps
 
@@ -17,8 +16,9 @@ def trainings(tmp_path_factory):
     """A training that is scored, and killed once; and the same without scores."""
     text = tmp_path_factory.mktemp("text") / "text"
     text.mkdir()
-    for path in sorted((PROJECT / "lockstep" / "optim").rglob("*.py")):
-        (text / f"{path.parent.name}-{path.name}").write_text(path.read_text())
+    for document in range(40):
+        lines = (f"value_{document}_{n} = {document * n}" for n in range(40))
+        (text / f"{document}.py").write_text("\n".join(lines))
     model = tiny.MODEL | {"vocab_size": VOCABULARY, "max_position_embeddings": LENGTH}
     model |= {"num_hidden_layers": 1, "bos_token_id": 0, "eos_token_id": 0}
     location = {"source": str(text), "files": ["*.py"], "vocab_size": VOCABULARY}

@@ -79,7 +79,8 @@ def own_draw(folder: Path) -> None:
     """The author's own seed and percent of the audit, and its verdict."""
     sample = {"seed": "of the author's own", "replay_percent": 0.0}
     change_json(outputs.RUN, lambda tables: tables["witness"].update(sample))(folder)
-    verdict = {"replayed_windows": [], "sample_seed": sample["seed"], "sample_seed_of": "auditor"}
+    verdict = {"sample_seed": sample["seed"], "sample_seed_of": "auditor"}
+    verdict |= {"replayed_windows": [], "drawn_windows": 0}
     change_json(outputs.VERDICT, lambda v: v.update(verdict))(folder)
 
 
