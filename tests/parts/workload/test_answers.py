@@ -98,6 +98,7 @@ def line_of(ask):
 @pytest.fixture(params=["strange:WithData", "strange:Inner"])
 def worker(request, tmp_path, monkeypatch):
     """A worker that goes on after a wrong answer, so that many can be tried."""
+    monkeypatch.chdir(tmp_path)  # a run that was made here before has a model to begin with
     one = inner(tmp_path, workload__factory=request.param)
     if request.param == "strange:WithData":
         one = Worker(run_of(tmp_path, workload__factory=request.param), ROWS)
