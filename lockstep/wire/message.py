@@ -170,6 +170,15 @@ def encode(message: Tree, form: Form) -> Buffer:
     return b"".join([form.header, *arrays, *packed])
 
 
+def saved(message: Tree, form: Form) -> jax.Array | int:
+    """Return by how many bytes a message is shorter than `form.bytes_most`, without encoding it.
+
+    It may be jitted, so that a message whose bytes nobody reads stays on its device.
+    """
+    packed = [leaf for leaf in leaves_by(form.areas, message) if leaf.area]
+    return form.packing.saved(packed) if packed else 0
+
+
 def decode(data: Buffer, form: Form) -> Tree:
     """Return the message in a stranger's bytes; its arrays are read-only.
 

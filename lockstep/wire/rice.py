@@ -13,6 +13,8 @@ Shapes: N blocks, K indices of each, M gaps of a whole message, parameter after 
 
 from collections.abc import Sequence
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from lockstep.wire.reader import WireError
@@ -63,6 +65,36 @@ def bytes_most(shapes: Sequence[tuple[int, int, int]]) -> int:
         bits += min(count * (r + 1) + (most >> r) for r in range(area.bit_length() + 1))
     widest = max(area for _, _, area in shapes).bit_length()
     return -(-bits // 8) + sum(range(widest + 1)) + 1
+
+
+def bytes_of(indices: Sequence[jax.Array], areas: Sequence[int]) -> jax.Array:
+    """Return how many bytes low and high parts take, int32 []: counted where the indices are.
+
+    Sums are exact: the gaps of a parameter sum up to its elements at most, which `optim` counts in
+    int32 as well.
+    """
+    counts = np.array([index_NK.size for index_NK in indices], np.int32)
+    sums = map(_sums, indices, areas)
+    chosen, highs = zip(*map(_least, sums, counts.tolist()), strict=True)
+    chosen_L = jnp.stack(chosen)
+    size = (jnp.sum(jnp.stack(highs), dtype=jnp.int32) + 7) // 8
+    for r in range(1, max(areas).bit_length() + 1):  # planes of one r are joined, then padded
+        coded = jnp.sum(jnp.where(chosen_L == r, counts, 0), dtype=jnp.int32)
+        size += r * ((coded + 7) // 8)
+    return size
+
+
+def _sums(index_NK: jax.Array, area: int) -> jax.Array:
+    """Return sum(gap div 2^r) of a parameter for each r, until it is zero."""
+    index_NK = index_NK.astype(jnp.int32)
+    gap_NK = jnp.diff(index_NK, prepend=-1) - 1
+    return jnp.stack([jnp.sum(gap_NK >> r, dtype=jnp.int32) for r in range(area.bit_length() + 1)])
+
+
+def _least(sum_R: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+    """Return the r that `parameters` chooses, and the bits of the high parts with it."""
+    chosen = jnp.sum(sum_R[:-1] - sum_R[1:] > count, dtype=jnp.int32)  # convex: gains only shrink
+    return chosen, sum_R[chosen] + count
 
 
 def pack_low(gap: np.ndarray, r: int) -> bytes:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from ml_dtypes import bfloat16
 
@@ -72,6 +73,10 @@ class RiceCoded(Packing):
         about = bits / 8 + sum(form.bytes_of(form.raw.size) for form in forms)
         most = rice.bytes_most(rows) + forms[0].bytes_of(sum(form.raw.size for form in forms))
         return fixed + about, fixed + most
+
+    def saved(self, leaves: Sequence[Any]) -> jax.Array | int:
+        indices, areas = [leaf.node.index_NK for leaf in leaves], [leaf.area for leaf in leaves]
+        return rice.bytes_most([leaf.row for leaf in leaves]) - rice.bytes_of(indices, areas)
 
 
 class Values(Leaf):
