@@ -7,6 +7,7 @@ takes longer than its share is ended. `--sections` runs some of them:
 
     machine        the devices, and FLOP per second of large matrix products
     gradient       FLOP per second of a gradient, 124M and 350M, as a share of what is published
+    suspects       what a gradient waits for: its variants, and the kernels of two of them
     share          compress, exchange and apply of DisTrO, as shares of a round
     bits           a run taken twice: whether it has the same bits
     audit          that run audited in another process, bit for bit, and taken there again
@@ -85,6 +86,7 @@ TUNED = "--xla_gpu_deterministic_ops=false --xla_gpu_autotune_level=4"
 SECTIONS = {
     "machine": Section("speed", 15),
     "gradient": Section("speed", 120),
+    "suspects": Section("suspects", 300),
     "share": Section("speed", 70),
     "bits": Section("proof", 40),
     "audit": Section("proof", 30),

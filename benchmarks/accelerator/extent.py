@@ -25,6 +25,7 @@ class Extent(NamedTuple):
     """What sections measure; the sizes are those of benchmarks/sizes.py."""
 
     gradients: tuple[Gradient, ...]  # the most telling first, should time run out
+    suspects: tuple[Gradient, ...]  # whose variants are timed: all of the first one's
     repeats: int  # measurements of which medians are taken
     peers: int  # of every run
     fused: bool  # whether attention is cuDNN's where there is a GPU and bfloat16
@@ -66,6 +67,7 @@ FULL = Extent(
         Gradient("124M", "cudnn", True, NOTHING),
         Gradient("124M", "matmul", False, EVERYTHING),
     ),
+    suspects=(Gradient("124M", "cudnn", True, DOTS), Gradient("350M", "cudnn", True, DOTS)),
     repeats=5,
     peers=4,
     fused=True,
@@ -89,6 +91,7 @@ FULL = Extent(
 )
 TOY = Extent(
     gradients=(Gradient("toy", "matmul", True, DOTS),),
+    suspects=(Gradient("toy", "matmul", True, DOTS),),
     repeats=1,
     peers=2,
     fused=False,

@@ -1,0 +1,437 @@
+"""What a gradient waits for: the same gradient with one suspect cured at a time, and its kernels.
+
+A variant takes the place of functions of the model and the loss while its program is traced. Its
+line has the distance of its gradient from the first one's, so a cure that computes something else
+shows itself; one variant does, to time what is left without it.
+
+Shapes in names: N tokens, D width, V vocabulary, M parts of C tokens, K blocks of b tokens.
+"""
+
+import gzip
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache, partial
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import NamedTuple
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+from jax.extend.core import Primitive
+from jax.stages import Compiled
+
+from benchmarks import sizes
+from benchmarks.accelerator.extent import Extent, Gradient, attempt
+from benchmarks.measuring import CORES, in_turns, published_flops
+from benchmarks.sizes import SIZES
+from lockstep.programs import loss
+from lockstep.programs.train_step import Programs
+from models import llama, parts
+from models.decoder import Context
+from pipeline.language_model import language_model
+
+MFU = 0.45  # the goal
+LISTED = 25  # kernels of a trace, those that take longest
+TRACED = 2  # gradients of a trace
+SAVED = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+FUSED_ATTENTION = ("dot_product_attention_fwd", "dot_product_attention_fwd_wrapper")
+# What a run's flags have otherwise.
+EXPANDED = {"xla_gpu_enable_scatter_determinism_expander": True}
+INEXACT = {"xla_gpu_deterministic_ops": False}
+TUNED = INEXACT | {"xla_gpu_autotune_level": 4}
+
+
+class Variant(NamedTuple):
+    """A way to compute the gradient of `case`; by default as the library has it.
+
+    Attributes:
+      embedding: The gradient of the embedding: a scatter, "one-hot" or "sorted"; None: none at all.
+      logits: How many are made at a time; None: as many as the library makes.
+      once: Whether the head's kernel is cast before the first part, and not in each.
+      attention_saved: Whether the backward pass is given what cuDNN's attention returned.
+      merged: Whether products of one operand are one product: queries, keys and values; gate, up.
+      forward: Whether only the loss is computed.
+      flags: XLA's flags that differ from those of a run.
+      traced: Whether its kernels are listed.
+    """
+
+    name: str
+    case: Gradient
+    embedding: str | None = "scatter"
+    logits: int | None = None
+    once: bool = False
+    attention_saved: bool = False
+    merged: bool = False
+    forward: bool = False
+    flags: dict[str, bool | int] = {}
+    traced: bool = False
+
+
+def variants(cases: tuple[Gradient, ...]) -> Iterator[Variant]:
+    """The variants of the first case, those that decide most first; of others the cures."""
+    first, *others = cases
+    whole = SIZES[first.size].batch * SIZES[first.size].length * SIZES[first.size].vocabulary
+    half = whole // 2 + 1
+    cured = partial(Variant, embedding="sorted", once=True, logits=whole)
+    yield Variant("as it is", first, traced=True)
+    yield cured("cured: sorted, whole, cast once", first, traced=True)
+    yield Variant("embedding stopped", first, embedding=None)
+    yield Variant("scatter by XLA's expander", first, flags=EXPANDED)
+    yield cured("cured, attention saved", first, attention_saved=True)
+    for case in others:
+        yield cured("cured, attention saved", case, attention_saved=True)
+    yield Variant("logits in 2 parts", first, logits=half)
+    yield cured("cured, attention saved, merged", first, attention_saved=True, merged=True)
+    yield cured("cured, not deterministic, tuned", first, flags=TUNED)
+    yield cured("cured, not deterministic", first, flags=INEXACT)
+    yield Variant("one-hot", first, embedding="one-hot")
+    yield Variant("sorted", first, embedding="sorted")
+    yield Variant("embedding stopped, logits in 2 parts", first, embedding=None, logits=half)
+    yield cured("cured, but 4 parts", first, logits=whole // 4 + 1)
+    yield Variant("cast once", first, once=True)
+    yield Variant("forward", first, forward=True)
+    yield Variant("forward, whole", first, forward=True, logits=whole)
+
+
+def suspects(extent: Extent, work: Path) -> Iterator[dict]:
+    """The time of a gradient by each variant, and the kernels of some of them."""
+    expected: dict[str, jax.Array] = {}  # by size, the gradient of its first variant, flat
+    for variant in variants(extent.suspects):
+        names = {"variant": variant.name}
+        program: list[tuple[Compiled, tuple]] = []
+        case = partial(_measure, variant, extent, expected, program)
+        yield attempt(names | variant.case._asdict(), case)
+        if variant.traced and program:
+            kernels = attempt(names, lambda program=program: {"of": kernels_of(*program[0], work)})
+            yield from (names | kernel for kernel in kernels.pop("of", [kernels]))
+
+
+def _measure(variant: Variant, extent: Extent, expected: dict, program: list) -> dict:
+    size = SIZES[variant.case.size]
+    programs, arguments = _programs(variant.case), _arguments(variant.case.size)
+    function = programs.task.loss if variant.forward else programs.steps.gradient
+    if variant.forward:
+        params, rows_MBT, count = arguments
+        arguments = params, rows_MBT[0], jnp.full(size.batch, 1 / count), None
+    started = perf_counter()
+    with ExitStack() as patches:
+        for target, name, replacement in _replaced(variant):
+            patches.enter_context(mock.patch.object(target, name, replacement))
+        compiled = jax.jit(function).lower(*arguments).compile(variant.flags)
+    compiling = perf_counter() - started
+    program.append((compiled, arguments))
+    result = compiled(*arguments)
+    line = {} if variant.forward else _distance(result[1], variant.case.size, expected)
+    del result
+    seconds = median(
+        in_turns({"it": lambda: jax.block_until_ready(compiled(*arguments))}, extent.repeats)["it"]
+    )
+    flops = size.batch * size.length * size.flop_per_token / (3 if variant.forward else 1)
+    published = published_flops()
+    mfu = published and round(flops / seconds / published, 4)
+    memory = compiled.memory_analysis()
+    return {
+        "milliseconds": round(1000 * seconds, 3),
+        "mfu": mfu,
+        "goal": MFU,
+        "met": mfu and mfu >= MFU,
+        **line,
+        "temporary_bytes": memory and memory.temp_size_in_bytes,
+        "compiling_seconds": round(compiling, 1),
+    }
+
+
+def _programs(case: Gradient) -> Programs:
+    """The programs of a run in bfloat16 with one peer."""
+    document = sizes.document(SIZES[case.size], 1)
+    document["peers"] |= {
+        "precision": "bfloat16",
+        "attention": case.attention,
+        "remat": case.remat,
+        "scan_layers": case.scan,
+        "threads": max(CORES, document["peers"]["threads"]),
+    }
+    run = sizes.load(document)
+    return language_model.programs_of(run, run.llm.checkpoint.config)
+
+
+@cache
+def _arguments(name: str) -> tuple:
+    """Random params of a size, a micro-batch of its rows, and how many these are; on the device."""
+    size, rng = SIZES[name], np.random.default_rng(0)
+
+    def drawn(path: str, like: jax.ShapeDtypeStruct) -> np.ndarray:
+        if path.endswith("scale"):
+            return np.ones(like.shape, like.dtype)
+        return 0.02 * rng.standard_normal(like.shape, like.dtype)
+
+    case = Gradient(name, "matmul", scan=True, remat="nothing_saveable")
+    shapes = flatten_dict(_programs(case).task.shapes, sep="/")
+    params = unflatten_dict({path: drawn(path, like) for path, like in shapes.items()}, sep="/")
+    rows_MBT = rng.integers(size.vocabulary, size=(1, size.batch, size.length), dtype=np.int32)
+    return jax.device_put((params, rows_MBT, np.int32(size.batch)))
+
+
+@jax.jit
+def _flat(gradient: dict) -> jax.Array:
+    return jnp.concatenate([leaf.reshape(-1) for leaf in jax.tree.leaves(gradient)])
+
+
+@jax.jit
+def _relative(found: jax.Array, expected: jax.Array) -> jax.Array:
+    return jnp.linalg.norm(found - expected) / jnp.linalg.norm(expected)
+
+
+def _distance(gradient: dict, size: str, expected: dict[str, jax.Array]) -> dict:
+    """How far a gradient is from the first of its size, by the norm of the first."""
+    flat = _flat(gradient)
+    return {"distance": float(_relative(flat, expected.setdefault(size, flat)))}
+
+
+# ---- What takes the place of what ----
+
+
+def _replaced(variant: Variant) -> Iterator[tuple[object, str, object]]:
+    """What a variant replaces: (module or class, name, replacement)."""
+    if variant.embedding != "scatter":
+        yield parts.Embedding, "__call__", _embedding(variant.embedding)
+    if variant.forward and variant.logits:
+        yield loss, "LARGEST", variant.logits
+    elif variant.logits or variant.once:
+        chosen = _loss(variant.logits or loss.LARGEST, variant.once)
+        yield language_model, "weighted_cross_entropy", chosen
+    if variant.attention_saved:
+        yield jax.checkpoint_policies, variant.case.remat, _saved
+    if variant.merged:
+        yield parts.MLP, "__call__", _merged_mlp
+        yield llama.Attention, "heads", _merged_heads
+
+
+def _embedding(kind: str | None) -> Callable:
+    """`Embedding.__call__` with a gradient of this kind."""
+    backward = {None: _none, "one-hot": _by_one_hot, "sorted": _by_order}[kind]
+
+    def call(self: parts.Embedding, tokens_N: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
+        table_VD = self.embedding[...]
+
+        @jax.custom_vjp
+        def rows(table_VD: jax.Array) -> jax.Array:
+            return table_VD[tokens_N].astype(dtype)
+
+        def forward(table_VD: jax.Array) -> tuple[jax.Array, None]:
+            return rows(table_VD), None
+
+        rows.defvjp(forward, lambda _, grad_ND: (backward(tokens_N, grad_ND, len(table_VD)),))
+        return rows(table_VD)
+
+    return call
+
+
+def _none(tokens_N: jax.Array, grad_ND: jax.Array, V: int) -> jax.Array:
+    del tokens_N
+    return jnp.zeros((V, grad_ND.shape[1]), jnp.float32)
+
+
+def _by_one_hot(tokens_N: jax.Array, grad_ND: jax.Array, V: int) -> jax.Array:
+    """Sum rows by products with one-hot matrices, each of a part of the vocabulary."""
+    size = 8192
+    first = jnp.arange(-(-V // size)) * size
+
+    def part(first: jax.Array) -> jax.Array:
+        hit_VN = (first + jnp.arange(size))[:, None] == tokens_N
+        return jnp.dot(hit_VN.astype(grad_ND.dtype), grad_ND, preferred_element_type=jnp.float32)
+
+    return jax.lax.map(part, first).reshape(-1, grad_ND.shape[1])[:V]
+
+
+def _by_order(tokens_N: jax.Array, grad_ND: jax.Array, V: int) -> jax.Array:
+    """Sum rows of equal tokens, which stand side by side once sorted.
+
+    In a block by a product with which are equal; then what earlier blocks have of a block's first
+    token is added. A token's last place has the sum of all, and is the only one that is written.
+    """
+    b, N, D = 128, *grad_ND.shape
+    padding = -N % b
+    order_N = jnp.argsort(tokens_N)
+    ids_N = jnp.pad(tokens_N[order_N], (0, padding), constant_values=V)
+    rows_KbD = jnp.pad(grad_ND[order_N], ((0, padding), (0, 0))).reshape(-1, b, D)
+    ids_Kb = ids_N.reshape(-1, b)
+    equal_Kbb = (ids_Kb[:, :, None] == ids_Kb[:, None, :]).astype(rows_KbD.dtype)
+    sums_KbD = jnp.matmul(equal_Kbb, rows_KbD, preferred_element_type=jnp.float32)
+    first_K, last_K = ids_Kb[:, 0], ids_Kb[:, -1]
+    earlier_KK = jnp.tri(len(ids_Kb), k=-1) * (first_K[:, None] == last_K)
+    before_KD = earlier_KK @ sums_KbD[:, -1]
+    goes_on_Kb = ids_Kb == first_K[:, None]
+    sums_KbD += jnp.where(goes_on_Kb[:, :, None], before_KD[:, None], 0.0)
+    ends_N = ids_N != jnp.append(ids_N[1:], V)
+    place_N = jnp.where(ends_N, ids_N, V + jnp.arange(len(ids_N)))  # beyond the table: dropped
+    zeros_VD = jnp.zeros((V, D), jnp.float32)
+    return zeros_VD.at[place_N].set(sums_KbD.reshape(-1, D), mode="drop", unique_indices=True)
+
+
+def _loss(logits: int, once: bool) -> Callable:
+    """`weighted_cross_entropy` with so many logits at a time, in parts of 128 tokens' multiples."""
+
+    @jax.custom_vjp
+    def total(x_ND: jax.Array, kernel_DV: jax.Array, tokens_BT: jax.Array, weight_B: jax.Array):
+        return forward(x_ND, kernel_DV, tokens_BT, weight_B)[0]
+
+    def forward(
+        x_ND: jax.Array, kernel_DV: jax.Array, tokens_BT: jax.Array, weight_B: jax.Array
+    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        (B, T), (D, V) = tokens_BT.shape, kernel_DV.shape
+        used_DV = kernel_DV.astype(x_ND.dtype) if once else kernel_DV
+        C = -(-B * T // -(-B * T * V // logits))
+        C += -C % 128
+        M = -(-B * T // C)
+        weight_BT = jnp.broadcast_to(weight_B[:, None] / (T - 1), (B, T)).at[:, -1].set(0.0)
+        labels_BT = jnp.roll(tokens_BT, -1, axis=1)
+        padding = M * C - B * T
+        weight_MC, labels_MC = (
+            jnp.pad(x.reshape(-1), (0, padding)).reshape(M, C) for x in (weight_BT, labels_BT)
+        )
+        x_MCD = jnp.pad(x_ND, ((0, padding), (0, 0))).reshape(M, C, D)
+
+        def part(x_CD: jax.Array, labels_C: jax.Array, weight_C: jax.Array) -> tuple:
+            losses_C, logits_CV, sum_C = loss._losses(x_CD, labels_C, used_DV)
+            share_CV = jnp.exp(logits_CV - sum_C[:, None])
+            hit_CV = labels_C[:, None] == jnp.arange(V)
+            slope_CV = (weight_C[:, None] * (share_CV - hit_CV)).astype(x_CD.dtype)
+            grad_CD = jnp.dot(slope_CV, used_DV.astype(x_CD.dtype).T)
+            grad_DV = jnp.dot(x_CD.T, slope_CV, preferred_element_type=jnp.float32)
+            return jnp.sum(weight_C * losses_C), grad_DV, grad_CD
+
+        def add(sums: tuple, of_part: tuple) -> tuple[tuple, jax.Array]:
+            value, grad_DV, grad_CD = part(*of_part)
+            return (sums[0] + value, sums[1] + grad_DV), grad_CD
+
+        if M == 1:
+            value, grad_DV, grad_MCD = part(x_MCD[0], labels_MC[0], weight_MC[0])
+        else:
+            zero = jnp.zeros(()), jnp.zeros((D, V))
+            (value, grad_DV), grad_MCD = jax.lax.scan(add, zero, (x_MCD, labels_MC, weight_MC))
+        return value, (grad_MCD.reshape(-1, D)[: B * T], grad_DV)
+
+    total.defvjp(forward, loss._backward)
+    return total
+
+
+def _saved(primitive: Primitive, *avals: object, **params: object) -> bool:
+    return primitive.name in FUSED_ATTENTION or SAVED(primitive, *avals, **params)
+
+
+def _merged(x_ND: jax.Array, *modules: parts.Linear) -> list[jax.Array]:
+    kernels = [module.kernel[...] for module in modules]
+    ends = np.cumsum([kernel.shape[1] for kernel in kernels])[:-1]
+    return jnp.split(x_ND @ jnp.concatenate(kernels, axis=1).astype(x_ND.dtype), ends, axis=1)
+
+
+def _merged_mlp(self: parts.MLP, x_ND: jax.Array) -> jax.Array:
+    gate, up = _merged(x_ND, self.gate, self.up)
+    return self.down(jax.nn.silu(gate) * up)
+
+
+def _merged_heads(self: llama.Attention, x_ND: jax.Array, context: Context) -> tuple:
+    rope, B, K, G, h = context.rope, context.batch, self.kv_heads, self.groups, self.head_dim
+    T = x_ND.shape[0] // B
+    query, key, value = _merged(x_ND, self.query, self.key, self.value)
+    q_BTKGh = rope.rotate(query.reshape(B, T, K, G, h)) * h**-0.5
+    k_BTKh = rope.rotate(key.reshape(B, T, K, 1, h))[:, :, :, 0]
+    return q_BTKGh, k_BTKh, value.reshape(B, T, K, h)
+
+
+# ---- What a trace says ----
+
+
+def kernels_of(compiled: Compiled, arguments: tuple, work: Path) -> list[dict]:
+    """The kernels of a program that take longest, of some runs that `jax.profiler` traced.
+
+    Each with what it takes of one run, and what it computes, by XLA's text of the program. The
+    last line has the sum of all, and how long the device had nothing to do between them.
+    """
+    folder = work / "trace"
+    shutil.rmtree(folder, ignore_errors=True)
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level, options.host_tracer_level = 0, 1
+    with jax.profiler.trace(folder, profiler_options=options):
+        for _ in range(TRACED):
+            jax.block_until_ready(compiled(*arguments))
+    (file,) = folder.rglob("*.trace.json.gz")
+    events = list(_of_devices(json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]))
+    found: dict[tuple[str, str], list[float]] = {}
+    for event in events:
+        operation = event.get("args", {}).get("hlo_op", "")
+        found.setdefault((event["name"], operation), []).append(event["dur"])
+    computed = _computed(compiled.as_text())
+    lines = []
+    for key in sorted(found, key=lambda key: -sum(found[key]))[:LISTED]:
+        kernel, operation = key
+        lines.append(
+            {
+                "kernel": kernel[:120],
+                "computes": computed.get(operation) or computed.get(kernel.replace("_", ".")),
+                "milliseconds": round(sum(found[key]) / 1000 / TRACED, 4),
+                "calls": round(len(found[key]) / TRACED, 1),
+            }
+            | ({} if operation == kernel else {"operation": operation})
+        )
+    total = {
+        "kernels": len(found),
+        "milliseconds": round(sum(map(sum, found.values())) / 1000 / TRACED, 3),
+        "idle_milliseconds": round(_idle(events) / 1000 / TRACED, 3),
+    }
+    return [*lines, total]
+
+
+def _of_devices(events: list[dict]) -> Iterator[dict]:
+    """The events of kernels and copies: those of a device's streams; of a CPU, XLA's own."""
+    processes, threads = {}, {}
+    for event in events:
+        if event.get("name") == "process_name":
+            processes[event["pid"]] = event["args"]["name"]
+        if event.get("name") == "thread_name":
+            threads[event["pid"], event["tid"]] = event["args"]["name"]
+    on_gpu = any("GPU" in name for name in processes.values())
+    for event in events:
+        if event.get("ph") == "X" and "dur" in event:
+            process = processes.get(event["pid"], "")
+            stream = "Stream" in threads.get((event["pid"], event["tid"]), "")
+            own = "hlo_op" in event.get("args", {})
+            if ("GPU" in process and stream) if on_gpu else own:
+                yield event
+
+
+def _idle(events: list[dict]) -> float:
+    """Microseconds from the first event to the last in which there is none."""
+    idle, end = 0.0, None
+    for event in sorted(events, key=lambda event: event["ts"]):
+        first, last = event["ts"], event["ts"] + event["dur"]
+        idle += 0.0 if end is None else max(0.0, first - end)
+        end = last if end is None else max(end, last)
+    return idle
+
+
+def _computed(text: str) -> dict[str, str]:
+    """What each operation of a program computes, by its name: type, and where it stands in JAX.
+
+    A fusion that does not say so computes what the last of its parts does.
+    """
+    computed, inside, later = {}, "", []
+    for line in text.splitlines():
+        if opened := re.match(r"(?:ENTRY )?%?([\w.-]+) \(", line):
+            inside = opened[1]
+        named = re.match(r" +(?:ROOT )?%?([\w.-]+) = ([(\w\[\],]+)", line)
+        if named is None:
+            continue
+        if place := re.search(r'op_name="([^"]*)"', line):
+            computed[named[1]] = computed[inside] = f"{named[2]} {place[1][-160:]}"
+        elif calls := re.search(r"calls=%?([\w.-]+)", line):
+            later.append((named[1], calls[1]))
+    return {name: computed[called] for name, called in later if called in computed} | computed
