@@ -30,7 +30,6 @@ from pipeline.audit.audit import audit
 from pipeline.audit.replay import Replay
 from pipeline.audit.verdict import Finding, contradictions, merged
 from pipeline.language_model.language_model import programs_of
-from pipeline.stage import devices
 from pipeline.start.begin import Setup
 from pipeline.start.round_settings import round_settings
 
@@ -117,7 +116,7 @@ class Lab:
                 key="0" * 64,
                 run=run.model_dump(mode="json", include=TABLES),
                 model=self.hf_config,
-                environment=devices.describe(),
+                environment=self.setup(run).environment(),
                 bitwise=True,
                 held_out_loss=None,
                 sketched=not self.programs.form.kept,

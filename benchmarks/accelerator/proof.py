@@ -82,7 +82,7 @@ def by_rules(extent: Extent, work: Path) -> Iterator[dict]:
 def _by_rules(extent: Extent, bits: int, work: Path) -> dict:
     folder, started = work / "by_rules" / str(bits), perf_counter()
     trained = _train(lab_by_rules(extent, bits), folder / "first")
-    write_json(folder / "trained.json", trained)
+    write_json(folder / "trained.json", trained | {"device": jax.devices()[0].device_kind})
     return {
         "size": extent.by_rules,
         "peers": extent.peers,
@@ -105,7 +105,7 @@ def _by_rules_on_cpu(extent: Extent, bits: int, work: Path) -> dict:
     lab.begin_as(transcript)
     findings = lab.audit(lab.run, transcript)
     return {
-        "trained_on": transcript.header.environment["device_kind"],
+        "trained_on": trained["device"],
         "device": jax.devices()[0].device_kind,
         "windows": len(lab.run.snapshots().windows) * extent.peers,
         **said_of(findings),
