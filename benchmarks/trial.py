@@ -49,7 +49,7 @@ class Trial:
         losses = []
         for peer, (tokens_MBT, _) in self.work.items():
             group = self.peers.group_of(peer)
-            tokens_BT = group.put_rows(tokens_MBT[0], axis=0)
+            tokens_BT = group.rows(tokens_MBT[0], axis=0)
             losses.append(self.programs.steps.measure(self.peers.params_on[group], tokens_BT))
         jax.block_until_ready(losses)
 
@@ -58,7 +58,7 @@ class Trial:
         grads = []
         for peer, (tokens_MBT, count) in self.work.items():
             group = self.peers.group_of(peer)
-            arguments = group.put_rows(tokens_MBT, axis=1), group.put_whole(count)
+            arguments = group.rows(tokens_MBT, axis=1), group.whole(count)
             grads.append(self._gradient(self.peers.params_on[group], *arguments))
         jax.block_until_ready(grads)
 

@@ -145,7 +145,7 @@ def device_memory(
     group, like = replica.group, programs.form.like
     stacked = jax.tree.map(lambda x: jax.ShapeDtypeStruct((peers, *x.shape), x.dtype), like)
     absent = RoundPeers.synchronous(np.zeros(peers, np.int32))
-    absent, step = group.put_whole((absent, np.int32(1)))
+    absent, step = group.whole((absent, np.int32(1)))
     step_memory = ProgramMemory.of(programs.peer_step, *replica.arguments(own, work, 1))
     agreed = replica.params, replica.shared, step
     if programs.merges_in_parts:
@@ -154,7 +154,7 @@ def device_memory(
         receive = ProgramMemory.of(programs.receive, group.put(stacked), absent, *agreed)
     measure: ProgramMemory | None = ProgramMemory(0, 0, 0, 0)
     if measured_B is not None:
-        rows_B = group.put_rows(measured_B, axis=0)
+        rows_B = group.rows(measured_B, axis=0)
         measure = ProgramMemory.of(programs.steps.measure, replica.params, rows_B)
     if None in (receive, step_memory, measure):
         return None
@@ -165,7 +165,7 @@ def device_memory(
             replica, own = _planned(programs, other)
             ProgramMemory.of(programs.peer_step, *replica.arguments(own, work, 1))
             if measured_B is not None:
-                rows_B = replica.group.put_rows(measured_B, axis=0)
+                rows_B = replica.group.rows(measured_B, axis=0)
                 ProgramMemory.of(programs.steps.measure, replica.params, rows_B)
         process = memory.resident()
     return DeviceMemory(

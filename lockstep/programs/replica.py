@@ -49,7 +49,7 @@ class Replica:
         """Return the state, which is donated, of a peer that takes no step in round `step`."""
         if not self.programs.optimizer.aligns:
             return own
-        return self.programs.align(own, self.params, self.group.put_whole(np.int32(step)))
+        return self.programs.align(own, self.params, self.group.whole(np.int32(step)))
 
     def receive(
         self,
@@ -78,7 +78,7 @@ class Replica:
         )
         age = np.array([age_of(slot) if slot in messages else 0 for slot in slots], np.int32)
         peers = RoundPeers(weight, age, self.programs.lots.steps_for(trained))
-        peers, step = self.group.put_whole((peers, np.int32(step)))
+        peers, step = self.group.whole((peers, np.int32(step)))
         if self.programs.merges_in_parts:
             merged = merge_parts(self.programs, self.group, rows, weight)
             params, shared = self.programs.take(merged, self.params, self.shared, step)
@@ -93,8 +93,8 @@ class Replica:
         """Return the arguments of `Programs.peer_step`, on this group."""
         rows_MB = work.rows_MB
         if self.programs.steps.traced:  # else they are read on the host
-            rows_MB = self.group.put_rows(rows_MB, axis=1)
-        count, step = self.group.put_whole((np.int32(work.count), np.int32(step)))
+            rows_MB = self.group.rows(rows_MB, axis=1)
+        count, step = self.group.whole((np.int32(work.count), np.int32(step)))
         return self.params, own, self.shared, rows_MB, count, step
 
 

@@ -181,7 +181,7 @@ class SimulatedPeers:
         self.count = len(state.own)
         self._living = frozenset(p for p, own in enumerate(state.own) if own is not None)
         self.groups = self._choose(device_groups(devices, programs.parts))
-        self._replicas = self._spread(state.params, state.shared)
+        self.agree(state.params, state.shared)
         self._own = self._put_own(state.own)
         self._before: dict[int, Tree] = {}
 
@@ -280,16 +280,15 @@ class SimulatedPeers:
         step: int,
         weights: Mapping[int, int] | None = None,
     ) -> None:
-        after = self._first.receive(messages, sequences, self.count, step, weights)
-        self.agree(after.params, after.shared)
+        self._spread(self._first.receive(messages, sequences, self.count, step, weights))
 
     def params_and_shared(self) -> tuple[Tree, Tree]:
         """Return what all agree on, on the first group."""
         return self._first.params, self._first.shared
 
     def agree(self, params: Tree, shared: Tree) -> None:
-        """Have all peers agree on these params and on this shared state, of the first group."""
-        self._replicas = self._spread(params, shared)
+        """Have all peers agree on these params and on this shared state."""
+        self._spread(Replica.put(self.programs, self.groups[0], params, shared))
 
     def measure(self, lots: Sequence[Tree]) -> list[np.ndarray]:
         return on_groups(self.programs.steps.measure, self.params_on)(lots)
@@ -328,9 +327,11 @@ class SimulatedPeers:
     def _replica_of(self, peer: int) -> Replica:
         return self._replicas[self.group_of(peer)]
 
-    def _spread(self, params: Tree, shared: Tree) -> dict[DeviceGroup, Replica]:
-        """Put one copy of the agreed state on each group; copies of one array cannot differ."""
-        return {group: Replica.put(self.programs, group, params, shared) for group in self.groups}
+    def _spread(self, first: Replica) -> None:
+        """Take over what the first group has, with a copy on each other: these cannot differ."""
+        agreed = first.params, first.shared
+        copies = {group: Replica.put(self.programs, group, *agreed) for group in self.groups[1:]}
+        self._replicas = {first.group: first} | copies
 
     # What a fused layout does differently
 

@@ -174,7 +174,7 @@ class Operations:
         return Outcome(self._hashed(result.own), message)
 
     def _forward(self, _: requests.Forward, rows_BW: np.ndarray) -> Outcome:
-        rows_BW = self.group.put_rows(rows_BW, axis=0)
+        rows_BW = self.group.rows(rows_BW, axis=0)
         losses = self.programs.steps.measure(self.replica.params, rows_BW)
         return Outcome(arrays=leaves(self.group.fetch(losses)))
 

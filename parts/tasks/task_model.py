@@ -217,8 +217,8 @@ class TaskModel(NamedTuple):
         scores: list[Likelihood | None] = [None] * len(requests)
 
         def work(lot: _Lot, group: DeviceGroup) -> None:
-            places = group.put_whole((lot.places_N, lot.labels_N, np.int32(lot.count)))
-            tokens_BT = group.put_rows(lot.tokens_BT, axis=0)
+            places = group.whole((lot.places_N, lot.labels_N, np.int32(lot.count)))
+            tokens_BT = group.rows(lot.tokens_BT, axis=0)
             scored = self.score(self.params_on[group], tokens_BT, *places)
             logs_N, likeliest_N = group.fetch(scored)
             first = 0

@@ -28,7 +28,7 @@ SCORE = program(features, lambda params: 3 * params.T)
 def score(requests, batch_size=4, devices=2, per_group=1, **given):
     own = jax.devices()[:devices]
     groups = [DeviceGroup(tuple(own[n : n + per_group])) for n in range(0, devices, per_group)]
-    params_on = {group: group.put_whole(TABLE_VV) for group in groups}
+    params_on = {group: group.put(TABLE_VV) for group in groups}
     return model(SCORE, params_on, batch_size).log_likelihoods(requests, **given)
 
 
