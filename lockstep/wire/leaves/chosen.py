@@ -26,44 +26,46 @@ class RiceCoded(Packing):
 
     def encode(self, leaves: Sequence[Any]) -> list[Buffer]:
         gap_M = np.concatenate([rice.gaps(np.asarray(leaf.node.index_NK)) for leaf in leaves])
-        counts = [np.size(leaf.node.index_NK) for leaf in leaves]
+        counts = [leaf.node.index_NK.size for leaf in leaves]
         chosen = rice.parameters(gap_M, counts)
-        r_M = np.repeat(chosen, counts)
+        gaps = list(zip(chosen, np.split(gap_M, np.cumsum(counts)[:-1]), strict=True))
         raw = np.concatenate([np.asarray(leaf.raw).ravel() for leaf in leaves])
         return [
-            bytes(chosen.tolist()),
-            *(rice.pack_low(gap_M[r_M == r], r) for r in sorted(set(chosen.tolist()))),
+            bytes(chosen),
+            *(
+                rice.pack_low([gap for r, gap in gaps if r == own], own)
+                for own in sorted({*chosen})
+            ),
             leaves[0].to_bytes(raw),
-            rice.pack_high(gap_M >> r_M),
+            rice.pack_high(rice.high_parts(gap_M, counts, chosen)),
         ]
 
     def decode(self, reader: ByteReader, forms: Sequence[Any]) -> list[Tree]:
         counts = [form.node.index_NK.size for form in forms]
-        chosen = reader.array(np.uint8, len(forms), "Rice parameters").astype(np.int64)
-        if np.any(chosen > [form.area.bit_length() for form in forms]):
+        chosen = reader.array(np.uint8, len(forms), "Rice parameters").tolist()
+        if any(r > form.area.bit_length() for r, form in zip(chosen, forms, strict=True)):
             text = "expected at most the bits of an index"
-            raise WireError(f"Rice parameters {chosen.tolist()}, {text}")
-        r_M = np.repeat(chosen, counts)
-        low_M = np.zeros(sum(counts), np.int64)
-        for r in sorted(set(chosen.tolist())):
-            coded_M = r_M == r
-            count, name = int(coded_M.sum()), f"low bits of Rice parameter {r}"
+            raise WireError(f"Rice parameters {chosen}, {text}")
+        low: dict[int, np.ndarray] = {}
+        for r in sorted({*chosen}):
+            count = sum(n for n, own in zip(counts, chosen, strict=True) if own == r)
+            name = f"low bits of Rice parameter {r}"
             planes = reader.array(np.uint8, rice.low_bytes(count, r), name)
-            low_M[coded_M] = rice.unpack_low(planes, count, r, name)
+            low[r] = rice.unpack_low(planes, count, r, name)
         raw_M = forms[0].read_raw(reader, sum(counts), "values")
         high = reader.array(np.uint8, reader.remaining, "high parts")
-        gap_M = rice.unpack_high(high, sum(counts), "high parts") << r_M | low_M
+        high_M = rice.unpack_high(high, sum(counts), "high parts")
+        nodes = []
+        for number, (form, r, n) in enumerate(zip(forms, chosen, counts, strict=True)):
+            index_NK = rice.indices(high_M[:n] << r | low[r][:n], form.kept)
+            form.check_last(index_NK, f"parameter {number}")
+            nodes.append(form.at(index_NK, raw_M[:n]))
+            high_M, low[r], raw_M = high_M[n:], low[r][n:], raw_M[n:]
         # Only the parameters that an encoder chooses: a message has exactly one encoding, so that
         # two different byte strings never carry the same commitment.
-        if np.any(chosen != rice.parameters(gap_M, counts)):
-            expected = rice.parameters(gap_M, counts).tolist()
-            raise WireError(f"Rice parameters {chosen.tolist()}, expected {expected}")
-        nodes, ends = [], np.cumsum(counts)[:-1]
-        of_each = zip(forms, np.split(gap_M, ends), np.split(raw_M, ends), strict=True)
-        for number, (form, gap, raw) in enumerate(of_each):
-            index_NK = rice.indices(gap, form.kept)
-            form.check_last(index_NK, f"parameter {number}")
-            nodes.append(form.at(index_NK, raw))
+        gap_M = np.concatenate([rice.gaps(node.index_NK) for node in nodes])
+        if chosen != (expected := rice.parameters(gap_M, counts)):
+            raise WireError(f"Rice parameters {chosen}, expected {expected}")
         return nodes
 
     def sizes(self, forms: Sequence[Any]) -> tuple[float, int]:

@@ -127,6 +127,8 @@ class Leaf(ABC):
         if not self.sized or not self.raw.size:
             return 0.0
         raw = np.asarray(self.raw)
+        if raw.dtype.itemsize == 2:  # a hundred times as fast: magnitudes are in the order of bits
+            return float((raw.view(np.uint16) & 0x7FFF).max().view(raw.dtype))
         largest = float(max(raw.max(), -raw.min()))
         drop_pages([raw])
         return largest

@@ -251,7 +251,7 @@ def test_rice_parameters_that_no_encoder_chooses_are_refused(monkeypatch):
     _, form = encoded("values")
     parameters = rice.parameters
     with monkeypatch.context() as other:
-        other.setattr(rice, "parameters", lambda *of: parameters(*of) - 1)
+        other.setattr(rice, "parameters", lambda *of: [r - 1 for r in parameters(*of)])
         data = wire.encode(message_of("values"), form)
     assert len(data) <= form.bytes_most
     with pytest.raises(wire.WireError, match="Rice parameters .*, expected"):
@@ -265,7 +265,7 @@ def test_indices_out_of_range_or_out_of_order_are_refused():
         ("psyche", [1, 1], "ascending"),
         ("psyche", [1, 4], "less than 4"),
         ("lockstep", [1, 4], "less than 4"),
-        ("lockstep", [3, 1], "bytes, expected at most"),  # a gap below zero is a huge one
+        ("lockstep", [3, 1], "expected at most"),  # a gap below zero is a huge one
     ):
         form = wire.Form({"w": good}, {"w": 4}, layout, 4)
         bad = {"w": good._replace(index_NK=np.array([places], np.uint8))}
