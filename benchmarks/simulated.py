@@ -87,6 +87,19 @@ class Lab:
         count = self.run.peers.count
         return Start(State(jax.tree.map(np.asarray, params), shared, (own,) * count), 0, 0)
 
+    def begin_exactly(self) -> None:
+        """Begin from params of a like spread that no machine draws otherwise."""
+        rng = np.random.default_rng(0)
+
+        def exact(leaf: np.ndarray) -> np.ndarray:
+            if leaf.ndim < 2 or (leaf == 1).all():  # norms
+                return leaf
+            return (rng.integers(-512, 513, leaf.shape) / 2**14).astype(np.float32)
+
+        params = jax.tree.map(exact, self.begin.state.params)
+        own, shared = jax.tree.map(np.asarray, self.programs.init(params))
+        self.begin = Start(State(params, shared, (own,) * self.run.peers.count), 0, 0)
+
     def begin_as(self, transcript: Transcript) -> None:
         """Begin as another run did: other devices draw other random params."""
         template = self.begin.state

@@ -55,12 +55,16 @@ class Trial:
 
     def gradient(self) -> None:
         """All peers' gradients, and nothing else."""
+        jax.block_until_ready(self.gradients())
+
+    def gradients(self) -> list:
+        """What all peers' gradients will be, with their losses."""
         grads = []
         for peer, (tokens_MBT, count) in self.work.items():
             group = self.peers.group_of(peer)
             arguments = group.rows(tokens_MBT, axis=1), group.whole(count)
             grads.append(self._gradient(self.peers.params_on[group], *arguments))
-        jax.block_until_ready(grads)
+        return grads
 
     def step(self) -> None:
         """All peers' gradients and messages."""

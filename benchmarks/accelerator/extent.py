@@ -1,15 +1,17 @@
 """How much a section measures: all of it on an accelerator, or as little as proves that it runs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from traceback import extract_tb
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from lockstep.errors import LockstepError
 from pipeline.stage.keys import PROJECT
 
 EVERYTHING, NOTHING = "everything_saveable", "nothing_saveable"
 DOTS = "dots_with_no_batch_dims_saveable"
+
+T = TypeVar("T")
 
 
 class Gradient(NamedTuple):
@@ -42,11 +44,28 @@ class Extent(NamedTuple):
     memory: tuple[str, ...]  # sizes whose memory is compared with the plan
     learning: int  # rounds of each optimizer
     megabytes: float  # of the text to learn, at most
-    simulated: tuple[str, tuple[int, ...], tuple[str, ...]]  # size, peers, optimizers
+    simulated: tuple[str, ...]  # sizes whose rounds of `simulate` are timed
+    optimizers: tuple[str, ...]  # of these rounds
+    default_rounds: int  # of params/run.toml
     batches: tuple[int, ...]  # texts that are written at once
     new_tokens: int  # of each
     questions: int  # that are asked
     seconds: float = 600.0  # that a section has; the parts of learning share them
+    part: int = 0  # of a section's cases, and of how many parts, where these only compile
+    parts: int | None = None
+
+    def to_compile(self, part: int, parts: int) -> "Extent":
+        """The least that compiles all programs of a part of a section's cases."""
+        return self._replace(part=part, parts=parts, repeats=1, default_rounds=2)
+
+    @property
+    def measures(self) -> bool:
+        """Whether figures are wanted, and not only compiled programs."""
+        return self.parts is None
+
+    def mine(self, cases: Sequence[T]) -> Sequence[T]:
+        """The cases of this part."""
+        return cases[self.part :: self.parts]
 
     def attention(self, precision: str) -> str:
         """The fastest attention that there is here for runs in this precision."""
@@ -84,7 +103,9 @@ FULL = Extent(
     memory=("35M", "124M"),
     learning=100,
     megabytes=40.0,
-    simulated=("5M", (4, 16), ("adamw", "distro", "diloco")),
+    simulated=("124M", "5M"),
+    optimizers=("adamw", "distro", "diloco"),
+    default_rounds=200,
     batches=(1, 8, 64),
     new_tokens=128,
     questions=200,
@@ -108,7 +129,9 @@ TOY = Extent(
     memory=("toy",),
     learning=2,
     megabytes=1.0,
-    simulated=("toy", (2,), ("distro",)),
+    simulated=("toy",),
+    optimizers=("distro",),
+    default_rounds=2,
     batches=(2,),
     new_tokens=4,
     questions=4,
@@ -125,6 +148,11 @@ def attempt(names: dict, case: Callable[[], dict]) -> dict:
         return names | case()
     except Exception as error:
         return names | {"error": explained(error)}
+
+
+def judged(what: str, value: object, goal: object, met: bool | None) -> dict:
+    """A figure for the page of a visit; `met` is None where a goal is not of this device."""
+    return {"what": what, "value": value, "goal": goal, "met": met}
 
 
 def explained(error: Exception) -> str:

@@ -16,7 +16,7 @@ from time import perf_counter
 import jax
 import numpy as np
 
-from benchmarks import generate, simulate, sizes
+from benchmarks import generate, sizes
 from benchmarks.accelerator.extent import Extent, attempt
 from benchmarks.measuring import in_turns
 from benchmarks.simulated import Lab
@@ -180,16 +180,6 @@ def _python_files() -> Iterator[Path]:
         for path in sorted(root.rglob("*.py")):
             if not SKIPPED.intersection(path.relative_to(root).parts):
                 yield path
-
-
-def simulated(extent: Extent, work: Path) -> Iterator[dict]:
-    """Rounds of `simulate` beside the gradient alone of as many tokens."""
-    del work
-    size, counts, optimizers = extent.simulated
-    for peers in counts:
-        for name in optimizers:
-            case = partial(simulate.measure, size, name, peers, 2 * extent.repeats)
-            yield attempt({"size": size, "optimizer": name, "peers": peers}, case)
 
 
 def writing(extent: Extent, work: Path) -> Iterator[dict]:

@@ -7,19 +7,26 @@ import argparse
 from collections.abc import Iterator
 from functools import cache, partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter
 
 import jax
 
 from benchmarks import distro
-from benchmarks.accelerator.extent import Extent, attempt
+from benchmarks.accelerator.extent import Extent, attempt, judged
 from benchmarks.simulated import Lab
 from lockstep.errors import LockstepError
 from lockstep.files import read_json, write_json
 from lockstep.transcript.transcript import Transcript
 from lockstep.transcript.trees import tree_hash
+from pipeline import runfile
 from pipeline.audit.verdict import Finding
 from pipeline.runfile import Run
+from pipeline.stage.keys import PROJECT
+
+# SHA-256 of the params of section default_run, by its rounds, as two cores with AVX-512 had them:
+# `python -m benchmarks.gpu --sections default_run`, JAX 0.11.2 and 0.10.2.
+ON_A_CPU = {2: "", 200: ""}
 
 
 def bits(extent: Extent, work: Path) -> Iterator[dict]:
@@ -111,6 +118,31 @@ def _by_rules_on_cpu(extent: Extent, bits: int, work: Path) -> dict:
         **said_of(findings),
         "params_equal": _train(lab, folder / "again")["params"] == trained["params"],
     }
+
+
+def default_run(extent: Extent, work: Path) -> Iterator[dict]:
+    """Rounds of params/run.toml by rules, on made data: the params are the same on every machine.
+
+    It begins from params that are exact on every machine, too: multiples of a power of 2.
+    """
+    yield attempt({}, partial(_default_run, extent, work))
+
+
+def _default_run(extent: Extent, work: Path) -> dict:
+    run = runfile.load(PROJECT / "params" / "run.toml")
+    rounds = extent.default_rounds
+    config = run.config.model_copy(update={"total_steps": rounds})
+    run = run.model_copy(update={"config": config})
+    lab = Lab(run, run.llm.checkpoint.config)
+    lab.begin_exactly()
+    started = perf_counter()
+    with TemporaryDirectory(dir=work) as folder:
+        found = _train(lab, Path(folder) / "transcript")["params"]
+    took = perf_counter() - started
+    expected = ON_A_CPU.get(rounds)
+    what = f"{rounds} rounds of the default run by rules: the params of a CPU's run"
+    line = {"rounds": rounds, "params": found, "expected": expected, "seconds": round(took, 2)}
+    return line | judged(what, found == expected, True, found == expected)
 
 
 @cache

@@ -1,7 +1,6 @@
 """How fast a gradient and a round are, and what they take of memory."""
 
 import argparse
-import os
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -11,14 +10,15 @@ import jax
 
 import lockstep
 from benchmarks import distro, everywhere, model
-from benchmarks.accelerator.extent import Extent, Gradient, attempt
+from benchmarks.accelerator.extent import NOTHING, Extent, Gradient, attempt, judged
 from benchmarks.measuring import matrix_flops, published_flops
 from benchmarks.sizes import SIZES
 from benchmarks.trial import Trial, rounds_of
 from pipeline.preflight.plan import run_memory
 from pipeline.stage import devices
 
-MFU, OVERHEAD, PLANNED = 0.45, 0.05, 0.15  # goals; the last is how far memory may be from its plan
+# Goals; PLANNED is how far memory may be from its plan.
+MFU, OVERHEAD, PLANNED, BY_RULES = 0.45, 0.05, 0.15, 1.5
 
 
 def machine(extent: Extent, work: Path) -> Iterator[dict]:
@@ -44,14 +44,6 @@ def gradient(extent: Extent, work: Path) -> Iterator[dict]:
     del work
     for case in extent.gradients:
         yield attempt(case._asdict(), partial(_gradient, case, extent))
-
-
-def autotuned(extent: Extent, work: Path) -> Iterator[dict]:
-    """The first of the gradients; the process of this section has another XLA_FLAGS."""
-    del work
-    case = extent.gradients[0]
-    names = case._asdict() | {"xla_flags": os.environ["XLA_FLAGS"]}
-    yield attempt(names, partial(_gradient, case, extent))
 
 
 def _gradient(case: Gradient, extent: Extent) -> dict:
@@ -85,10 +77,30 @@ def _share(extent: Extent, topk: int) -> dict:
 
 
 def steps_by_rules(extent: Extent, work: Path) -> Iterator[dict]:
-    """A peer's step by rules, beside the same step as compiled, in float32."""
+    """A peer's step by rules, beside the same step as compiled: in float32, and in bfloat16.
+
+    Layers are scanned, and nothing of them is kept for the backward pass: it has to fit.
+    """
     del work
+    alike = {"scan_layers": True, "remat": NOTHING}
+    attention = extent.attention("bfloat16")
+    kinds = {
+        everywhere.AS_COMPILED: alike,
+        "8 bits": alike | everywhere.KINDS["8 bits"],
+        "bfloat16": alike | {"precision": "bfloat16", "attention": attention},
+    }
+    cases = extent.mine([(size, kind) for size in extent.steps for kind in kinds])
     for size in extent.steps:
-        yield attempt({"size": size}, partial(everywhere.measure, size, extent.repeats, scan=True))
+        chosen = {kind: kinds[kind] for of, kind in cases if of == size}
+        if chosen:
+            yield attempt({"size": size}, partial(_step_by_rules, extent, size, chosen))
+
+
+def _step_by_rules(extent: Extent, size: str, kinds: dict[str, dict]) -> dict:
+    line = everywhere.measure(size, extent.repeats, kinds)
+    ratio = line["ratio"].get("8 bits")
+    what = f"a step by rules, {size}, 8 bits: times as long as in float32"
+    return line | judged(what, ratio, BY_RULES, _on_accelerator(ratio and ratio <= BY_RULES))
 
 
 def layouts(extent: Extent, work: Path) -> Iterator[dict]:

@@ -8,8 +8,7 @@ import tomllib
 import pytest
 
 from benchmarks import gpu
-from benchmarks.accelerator import suspects
-from benchmarks.accelerator.extent import TOY
+from benchmarks.accelerator.extent import judged
 from benchmarks.accelerator.proof import said_of
 from pipeline.audit.verdict import Finding
 from pipeline.stage.keys import PROJECT
@@ -32,11 +31,58 @@ def test_every_section_gives_lines_without_errors(lines):
         assert [line["error"] for line in found if "error" in line] == []
         assert found and {line["section"] for line in found} == {name}
         json.dumps(found, allow_nan=False)
-    goals = [line for found in lines.values() for line in found if "goal" in line]
-    gradients = len(list(suspects.variants(TOY.suspects)))
-    assert len(goals) == 4 + gradients and all(
-        line["met"] is None for line in goals
-    )  # none is a CPU's
+    speeds = ("gradient", "suspects", "share", "memory", "simulated", "steps_by_rules")
+    judged = [[line for line in lines[name] if "goal" in line] for name in speeds]
+    assert all(judged)
+    for line in (line for found in judged for line in found):
+        assert line["goal"] > 0 and line["met"] is None  # no goal of speed is a CPU's
+
+
+@pytest.mark.soak
+def test_a_gradient_by_recorded_choices_is_compared_with_one_without(lines):
+    for name in ("untuned", "tuned", "reloaded", "reloaded_again"):
+        assert lines[name][0]["hash"] == lines["untuned"][0]["hash"]  # a CPU has no choices
+    assert lines["reloaded"][0]["value"] > 0
+    assert lines["reloaded_again"][0]["met"] is True
+
+
+@pytest.mark.soak
+def test_the_default_run_by_rules_has_the_params_that_are_stated(lines):
+    (line,) = lines["default_run"]
+    assert line["rounds"] == 2
+    assert line["params"] == line["expected"]
+
+
+@pytest.mark.soak
+def test_a_visit_compiles_for_all_sections_before_the_first_and_ends_with_a_page(tmp_path):
+    status, lines, page = run("--visit", "--seconds", "1200", "--work", str(tmp_path))
+    parts = sum(section.parts for section in gpu.VISIT.values())
+    assert all("compiled" in line for line in lines[:parts])
+    assert [line["section"] for line in lines[parts:] if "ended" in line] == list(gpu.VISIT)
+    whats = [line["what"] for line in lines if "what" in line]
+    assert len(whats) >= 5 and all(what in page for what in whats)
+    assert status == 0
+
+
+def test_what_a_visit_compiled_is_there_when_it_is_measured(tmp_path, monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    compiled, *lines = gpu.visit(["machine"], "toy", tmp_path, 60)
+    assert (compiled["compiled"], compiled["how"]) == ("machine", "well")
+    assert list((tmp_path / "compiled").iterdir())
+    assert lines[-1]["ended"] == "well" and len(lines) == 4
+
+
+def test_a_page_has_each_figure_beside_its_goal_and_what_went_wrong():
+    lines = [
+        judged("speed", 0.5, 0.9, False) | {"section": "a"},
+        judged("bits", True, True, True) | {"section": "b"},
+        {"section": "c", "error": "no memory"},
+        {"section": "c", "ended": "after its time"},
+    ]
+    speed, bits, error, ended = gpu.page(lines)
+    assert speed.split() == ["speed", "0.5", "0.9", "MISSED"]
+    assert bits.split() == ["bits", "True", "True", "met"]
+    assert "no memory" in error and "after its time" in ended
 
 
 @pytest.mark.soak
@@ -60,18 +106,18 @@ def test_a_run_by_rules_is_audited_bit_for_bit_on_a_cpu(lines):
     assert ours["product_bits"] == theirs["product_bits"] == 8
     assert (theirs["windows"], theirs["findings"]) == (4, 0)
     assert theirs["params_equal"]
-    assert set(step["ratio"]) == {"as compiled", "20 bits", "8 bits"}
+    assert set(step["ratio"]) == {"as compiled", "8 bits", "bfloat16"}
 
 
-def run(*options: str) -> tuple[int, list[dict]]:
+def run(*options: str) -> tuple[int, list[dict], str]:
     command = [sys.executable, "-m", "benchmarks.gpu", "--size", "toy", *options]
     environment = tiny.environment(PROJECT)
-    done = subprocess.run(command, env=environment, cwd=PROJECT, stdout=subprocess.PIPE, text=True)
-    return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
+    done = subprocess.run(command, env=environment, cwd=PROJECT, capture_output=True, text=True)
+    return done.returncode, [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 
 
 def test_a_section_over_its_time_is_ended_and_one_without_time_is_not_begun(tmp_path):
-    status, lines = run("--sections", "machine,gradient", "--seconds", "0.7")
+    status, lines, _ = run("--sections", "machine,gradient", "--seconds", "0.7")
     assert [line["section"] for line in lines] == ["machine", "gradient"]
     assert [line["ended"] for line in lines] == ["not begun", "after its time"]
     assert status == 1
@@ -79,7 +125,7 @@ def test_a_section_over_its_time_is_ended_and_one_without_time_is_not_begun(tmp_
 
 def test_a_section_that_fails_says_why_and_the_next_one_runs(tmp_path):
     (tmp_path / "shards").write_text("a file where a folder is expected")
-    status, lines = run("--sections", "audit", "--work", str(tmp_path))
+    status, lines, _ = run("--sections", "audit", "--work", str(tmp_path))
     error, ended = lines
     assert "holds no run, expected that of section bits" in error["error"]
     assert (status, ended["ended"]) == (1, "well")
