@@ -244,7 +244,8 @@ def visit(names: Sequence[str], size: str, work: Path, seconds: float) -> Iterat
         *_, last = one_section(name, size, work, limit, part)
         return {"compiled": name, "part": part, "how": last["ended"], "seconds": last["seconds"]}
 
-    with ThreadPoolExecutor(max(2, os.cpu_count() or 2)) as pool:  # what others wait for is first
+    workers = 2 * (os.cpu_count() or 1)  # a compilation has one thread most of its time
+    with ThreadPoolExecutor(workers) as pool:  # begun in order, so what others wait for is first
         for name in names:
             for part in range(SECTIONS[name].parts):
                 begun.append((name, pool.submit(compile, name, part)))
