@@ -8,6 +8,7 @@ Shapes in names: S steps, P micro-batches of a step, B sequences of T tokens.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -28,20 +29,27 @@ from models.llama import llama
 GOALS = {"distro": 0.8}  # of plain training; of methods with whole gradients or local steps:
 GOAL = 0.9
 WARM = 2  # rounds
+SPENT = 0.8  # of a share of time: what follows the last block comes on top
 BLOCK, MOST = 32 * 1024, 20  # tokens of a peer in rounds that are timed together, and rounds
 
 
 def simulated(extent: Extent, work: Path) -> Iterator[dict]:
     """Rounds of each optimizer, of models of each size."""
     del work
-    cases = [(size, name) for size in extent.simulated for name in extent.optimizers]
-    for size, name in extent.mine(cases):
+    end = perf_counter() + extent.seconds
+    cases = extent.mine([(size, name) for size in extent.simulated for name in extent.optimizers])
+    for place, (size, name) in enumerate(cases):
         names = {"size": size, "optimizer": name, "peers": extent.peers}
-        yield attempt(names, partial(_measure, extent, size, name))
+        share = SPENT * (end - perf_counter()) / (len(cases) - place)
+        yield attempt(names, partial(_measure, extent, size, name, perf_counter() + share))
 
 
-def _measure(extent: Extent, size: str, name: str) -> dict:
-    """Blocks of rounds and of plain steps by turns.
+class EnoughError(Exception):
+    """A case has had its time, with blocks left."""
+
+
+def _measure(extent: Extent, size: str, name: str, end: float) -> dict:
+    """Blocks of rounds and of plain steps by turns, one at least, and no more after `end`.
 
     Before a clock is read the devices have done all that they were given, so that a block has as
     many rounds of device time whether or not a round begins before the last one is read.
@@ -87,22 +95,25 @@ def _measure(extent: Extent, size: str, name: str) -> dict:
         _drain()
         seconds["plain"].append((perf_counter() - started) / block)
         began = perf_counter()
+        if seconds["round"] and began > end:
+            raise EnoughError
 
     for _ in range(2):  # compiles, and warms up
         plain()
-    simulate(
-        loss_fn,
-        params,
-        rows,
-        optimizer=table,
-        peers=peers,
-        steps=WARM + extent.repeats * block,
-        batch_size=model.batch,
-        micro_batch=model.batch,
-        dtype=precision,
-        on_round=after,
-        show_progress=False,
-    )
+    with suppress(EnoughError):
+        simulate(
+            loss_fn,
+            params,
+            rows,
+            optimizer=table,
+            peers=peers,
+            steps=WARM + extent.repeats * block,
+            batch_size=model.batch,
+            micro_batch=model.batch,
+            dtype=precision,
+            on_round=after,
+            show_progress=False,
+        )
     of_round, of_plain = (median(times) for times in seconds.values())
     goal, ratio = GOALS.get(name, GOAL), round(of_plain / of_round, 3)
     met = None if jax.default_backend() == "cpu" else ratio >= goal
