@@ -132,7 +132,6 @@ class Lab:
                 environment=self.setup(run).environment(),
                 bitwise=True,
                 held_out_loss=None,
-                sketched=not self.programs.form.kept,
             )
         )
         writer.snapshot(0, self.begin.state)

@@ -312,7 +312,6 @@ def _write_beginning(
             held_out_loss=None if loss is None else loss.mean,
             held_out_stderr=None if loss is None else loss.stderr,
             held_out_rows=None if loss is None else (len(held.rows_NW), held.split_size),
-            sketched=not setup.programs.form.kept,
         )
     )
     writer.snapshot(setup.start.step, state)

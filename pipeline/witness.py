@@ -77,7 +77,7 @@ def _audit(setup: Setup, transcript: Transcript, paths: Paths) -> None:
                 name = bundle.name(window, peer)
                 bundle.write(folder / name, replay, window, peer, repeated)
                 findings = [replace(f, bundle=name) if f in repeated else f for f in findings]
-        verdict = judge(run, transcript, findings, why, windows, replayed)
+        verdict = judge(run, transcript, findings, why, windows, replayed, kept=replay.kept)
         text = verdict_text.render(verdict.model_dump())
         write_text(folder / "verdict.json", verdict.model_dump_json(indent=2) + "\n")
         write_text(folder / "verdict.txt", text)
@@ -97,16 +97,20 @@ def _audit(setup: Setup, transcript: Transcript, paths: Paths) -> None:
 
 
 def _messages_since(setup: Setup, transcript: Transcript) -> int:
-    """Return the round after which messages are here: the run's start, or that of the first state.
+    """Return the round after which all is here: the run's start, or that of the first state.
 
-    Only a run that may begin after rounds that others trained lacks earlier ones.
+    Only a run that may begin after rounds that others trained lacks what was before: messages or,
+    where these are not kept, snapshots.
     """
     start = setup.start.step
     if not setup.run.runtime.begins_late:
         return start
     first = min((step for step in transcript.snapshots if step > start), default=start)
-    before = (e.evidence.messages for e in transcript.rounds if e.round.step <= first)
-    lacks = any(message.payload is None for messages in before for message in messages.values())
+    if setup.programs.form.kept:
+        before = (e.evidence.messages for e in transcript.rounds if e.round.step <= first)
+        lacks = any(message.payload is None for messages in before for message in messages.values())
+    else:
+        lacks = any(start < step < first for step in setup.run.snapshots(start).steps)
     if not lacks:
         return start
     log.warning(f"witness: rounds up to {first} are the word of who signed the state after it")

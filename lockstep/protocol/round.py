@@ -89,22 +89,11 @@ class Message:
     #: Hash of the sender's own state after its step, hex; None if no peer verifies.
     state: Hash | None = None
     to: tuple[int, ...] = ()  #: Receivers of an equivocator's other message.
-    #: Name of the file that keeps its bytes or its sketch; None if neither is kept.
+    #: Name of the file that keeps its bytes; None if they are not kept.
     payload: Annotated[str, Field(pattern=r"^[0-9]+\.bin$")] | None = None
     offset: Annotated[int, Field(ge=0)] | None = None  #: Where they begin in the file, bytes.
-    #: Merkle root over its pieces, hex, to which its sender committed; None if the message itself
-    #: is kept.
-    root: Annotated[Hash | None, Field(exclude_if=is_none)] = None
-    #: Size of its sketch in the file: the drawn pieces with their paths. None if the message itself
-    #: is kept, or broken.
-    sketch: Annotated[int | None, Field(ge=0, lt=2**63, exclude_if=is_none)] = None
     #: Hash of what can change bits on its sender's machine, hex; None where the header says it.
     environment: Annotated[Hash | None, Field(exclude_if=is_none)] = None
-
-    @property
-    def held(self) -> int:
-        """Bytes at `offset` of the file `payload`: the message, or its sketch."""
-        return self.bytes if self.sketch is None else self.sketch
 
     @property
     def claim(self) -> Claim:

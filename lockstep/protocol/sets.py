@@ -1,4 +1,4 @@
-"""A set in few bytes: as Psyche's Bloom filter, and as a Merkle root with paths to it.
+"""A set in few bytes: as Psyche's Bloom filter, and as a Merkle root.
 
 The filter has no false negatives, and fewer than 1 % false positives even with 256 items in its 320
 bytes. Psyche promises the same 1 % but gives every filter 1,024 bits: 31 % at 256 items.
@@ -13,7 +13,6 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import pairwise
 
 KEYS = 8
 BITS = 2560  # (1 - exp(-8 x 256 / 2560))^8 = 0.85 %
@@ -125,7 +124,7 @@ def _rows(items: tuple[bytes, ...]) -> list[int]:
 EMPTY = bytes(32)  # the root of no items, which no item can have
 
 
-def leaf_hash(item: bytes | memoryview) -> bytes:
+def leaf_hash(item: bytes) -> bytes:
     """Return SHA-256(0x00 + item)."""
     return hashlib.sha256(b"\x00" + item).digest()
 
@@ -142,42 +141,8 @@ def root(items: Sequence[bytes]) -> bytes:
 
 @lru_cache(maxsize=8)  # witnesses hold much the same messages
 def _root(items: tuple[bytes, ...]) -> bytes:
-    return MerkleTree.over(items).root
-
-
-@dataclass(frozen=True)
-class MerkleTree:
-    """All nodes over some items."""
-
-    levels: tuple[list[bytes], ...]  #: Hashes of each level, from the leaves to the root.
-
-    @classmethod
-    def over(cls, items: Iterable[bytes | memoryview]) -> "MerkleTree":
-        """Return the tree over one or more items, in their order."""
-        levels = [[leaf_hash(item) for item in items]]
-        while len(level := levels[-1]) > 1:
-            pairs = zip(level[::2], level[1::2] + level[-1:], strict=False)
-            levels.append([node_hash(left, right) for left, right in pairs])
-        return cls(tuple(levels))
-
-    @property
-    def root(self) -> bytes:
-        """The root, 32 bytes."""
-        return self.levels[-1][0]
-
-    def path(self, index: int) -> list[bytes]:
-        """Return the sibling of each node from an item's leaf to below the root."""
-        siblings = []
-        for level, _ in pairwise(self.levels):
-            siblings.append(level[min(index ^ 1, len(level) - 1)])
-            index //= 2
-        return siblings
-
-
-def root_above(item: bytes, index: int, path: Sequence[bytes]) -> bytes:
-    """Return the root to which a path leads from the item at an index."""
-    node = leaf_hash(item)
-    for sibling in path:
-        node = node_hash(sibling, node) if index % 2 else node_hash(node, sibling)
-        index //= 2
-    return node
+    level = [leaf_hash(item) for item in items]
+    while len(level) > 1:
+        pairs = zip(level[::2], level[1::2] + level[-1:], strict=False)
+        level = [node_hash(left, right) for left, right in pairs]
+    return level[0]

@@ -24,7 +24,7 @@ from lockstep.swarm.faults import FaultSchedule
 from lockstep.swarm.peers import RoundSteps, Rows, RunningPeers, StepResult, work_of
 from lockstep.transcript.entry import Entry, EpochParams
 from lockstep.transcript.params import TravellingMessages
-from lockstep.wire import bound, exchange, sketches
+from lockstep.wire import bound, exchange
 from lockstep.wire import message as wire
 from lockstep.wire.exchange import Sent
 
@@ -111,9 +111,8 @@ class Agreement:
         """Recompute the step of `peer` as `other`, for each pair (other, peer)."""
         cases = [(other, checked.before[peer], checked.work[peer]) for other, peer in pairs]
         results = self.peers.recompute(cases, round_.step)
-        form = self.peers.programs.form
         return [
-            Claim(exchange.commit(message, peer, round_, form).hex(), state)
+            Claim(exchange.commit(message, peer, round_).hex(), state)
             for (_, peer), (message, state) in zip(pairs, results, strict=True)
         ]
 
@@ -122,7 +121,7 @@ class FinishedRound(NamedTuple):
     """A finished round: its record, and the messages that a transcript keeps, by sender."""
 
     entry: Entry
-    payloads: dict[int, bytes]  # the messages or, of ones too large to keep, their sketches
+    payloads: dict[int, bytes]  # the messages, unless they are too large to keep
     others: dict[int, bytes]  # an equivocator's other message, if messages are kept
     own: Mapping[int, Hash] = {}  # hashes of what peers elsewhere own, as they report
 
@@ -210,7 +209,7 @@ class Swarm:
         evidence = evidence_of(work, delivered)
         evidence = self.agreement.reach(evidence, round_, work.assigned)
         left = self.peers.part(set(present))
-        payloads = self.kept_payloads(delivered, evidence, round_)
+        payloads = self.kept_payloads(delivered)
         return Exchanged(evidence, delivered.received, work.loss, left, *payloads)
 
     def settle(
@@ -351,24 +350,11 @@ class Swarm:
 
     # ---- After a round ----
 
-    def kept_payloads(
-        self, delivered: Delivered, evidence: Evidence, round_: Round
-    ) -> tuple[dict[int, bytes], dict[int, bytes]]:
-        """Return what is kept of the messages, and of equivocators' other messages."""
-        form = self.peers.programs.form
-        if form.kept:
-            return _payloads(delivered.sent), _payloads(delivered.others)
-        pieces, seed = form.pieces, self.settings.seed
-        with self.timed("sketch"):
-            commitments = evidence.commitments
-            sent = {}
-            for peer, message in delivered.received.items():
-                drawn = sketches.drawn(
-                    seed, round_.step, commitments, peer, pieces.count, pieces.drawn
-                )
-                fields, tree = wire.fields(message), delivered.sent[peer].tree
-                sent[peer] = sketches.sketch_of(pieces, fields, tree, drawn)
-        return sent, {}
+    def kept_payloads(self, delivered: Delivered) -> tuple[dict[int, bytes], dict[int, bytes]]:
+        """Return the messages that are kept, and equivocators' other messages."""
+        if not self.peers.programs.form.kept:
+            return {}, {}
+        return _payloads(delivered.sent), _payloads(delivered.others)
 
     def _end_epoch(self, progress: RunProgress) -> tuple[RunProgress, EpochParams | None]:
         """Record the params that end an epoch, if a peer stores them."""
@@ -404,8 +390,7 @@ def evidence_of(work: RoundWork, delivered: Delivered) -> Evidence:
 
 
 def _message(sent: Sent, *, state: str | None = None, to: tuple[int, ...] = ()) -> Message:
-    root = sent.tree and sent.tree.root.hex()
-    return Message(sent.commitment.hex(), len(sent.payload), state=state, to=to, root=root)
+    return Message(sent.commitment.hex(), len(sent.payload), state=state, to=to)
 
 
 def _payloads(sent: Mapping[int, Sent]) -> dict[int, bytes]:

@@ -12,7 +12,7 @@ from lockstep.protocol.attestation import Hash
 from lockstep.protocol.round import Decision, Evidence, Round, is_none
 from lockstep.tables.table import Table
 
-FORMAT = 3
+FORMAT = 4
 TABLES = {"config", "model", "peers", "links"}  # the run file's tables that Header.run holds
 
 
@@ -37,8 +37,6 @@ class Header(Table):
     """Its standard error; absent of a single row."""
     held_out_rows: tuple[int, int] | None = Field(default=None, exclude_if=is_none)
     """How many rows are measured, of how many of the split."""
-    sketched: bool = Field(default=False, exclude_if=not_)
-    """Whether messages that are not kept are committed to by a Merkle root, and sketched."""
 
 
 class EpochParams(Table):

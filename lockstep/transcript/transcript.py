@@ -4,7 +4,7 @@
     rounds.jsonl           one line per round: seed, assignment, committee, commitments,
                            attestations, the coordinator's decision, position of each payload
     payloads/00001.bin     the payloads from one snapshot to the next, named for their first round;
-                           of large ones (AdamW's gradients) a few pieces, their sketches
+                           large ones (AdamW's gradients) are not kept
     snapshots/00000/       the full state after that step, and `state.json` with its hashes; some
                            snapshots have only the hashes
 
@@ -93,6 +93,7 @@ DECODED_BYTES = 2**28  # of messages that are kept decoded
 READ_BY = {  # which versions read other formats
     "1": "a development version before release 0.1",
     "2": "release 0.2",
+    "3": "a development version before release 0.3",
 }
 
 
@@ -123,7 +124,7 @@ class Writer(RoundsFile):
         for entry in entries:
             for message in (*entry.evidence.messages.values(), *entry.evidence.others.values()):
                 if message.payload:
-                    ends[message.payload] = message.offset + message.held
+                    ends[message.payload] = message.offset + message.bytes
         payloads = self.folder / "payloads"
         sizes = {path.name: path.stat().st_size for path in payloads.iterdir()}
         for name, end in ends.items():
@@ -143,10 +144,7 @@ class Writer(RoundsFile):
     def round(
         self, entry: Entry, payloads: dict[int, bytes], others: dict[int, bytes] | None = None
     ) -> None:
-        """Append a round and what is kept of its messages, which gain the position of it.
-
-        Their payloads are kept or, of messages with a root, their sketches.
-        """
+        """Append a round and the payloads that are kept, whose messages gain their position."""
         others = others or {}
         if payloads or others:
             name = f"{self.snapshots.first_round_of_payloads(entry.round.step):05}.bin"
@@ -159,10 +157,7 @@ class Writer(RoundsFile):
                     for peer, message in messages.items():
                         if (data := sent.get(peer)) is None:
                             continue
-                        sketch = None if message.root is None else len(data)
-                        updated[peer] = replace(
-                            message, payload=name, offset=file.tell(), sketch=sketch
-                        )
+                        updated[peer] = replace(message, payload=name, offset=file.tell())
                         file.write(data)
                     return updated
 
@@ -336,7 +331,7 @@ class Transcript:
                 size = os.fstat(file.fileno()).st_size
                 begin = min(message.offset, size)
                 file.seek(begin)
-                return file.read(min(message.held, size - begin))
+                return file.read(min(message.bytes, size - begin))
         except OSError:  # also of a name that is too long, or of a folder
             return b""
 

@@ -1,8 +1,4 @@
-"""Sending and receiving: a message's bytes with the commitment to it.
-
-The commitment to a message that the transcript keeps is the hash of its fields. Of any other
-message some pieces are shown later, so its commitment is the hash of the Merkle root over them.
-"""
+"""Sending and receiving: a message's bytes with the commitment to it, the hash of its fields."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
@@ -12,7 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lockstep.optim.optimizer import Tree
-from lockstep.protocol import sets
 from lockstep.protocol.round import Round
 from lockstep.wire import bound, spool
 from lockstep.wire import message as wire
@@ -24,7 +19,6 @@ class Sent(NamedTuple):
 
     payload: Buffer
     commitment: bytes
-    tree: sets.MerkleTree | None = None  # over its pieces, if the transcript does not keep it
     message: Tree = None  # what the payload decodes to, once somebody has decoded it
     largest: float = 0.0  # of that message, see `bound`
 
@@ -35,7 +29,7 @@ class CommitmentError(wire.WireError):
 
 def send(message: Tree, peer: int, round_: Round, form: wire.Form) -> Sent:
     """Return a peer's message as bytes, with the commitment to it."""
-    return Sent(wire.encode(message, form), *_commit(wire.fields(message), peer, round_, form))
+    return Sent(wire.encode(message, form), commit(message, peer, round_))
 
 
 def send_spooled(
@@ -46,7 +40,7 @@ def send_spooled(
     The bytes are those of `send`. Only one array at a time exists both in memory and as bytes, so
     that a message of gigabytes does not double: the list `leaves` is empty afterwards.
     """
-    committed = []
+    committed: list[bytes] = []
 
     def write(take: Callable[[Buffer], Any]) -> None:
         take(form.header)
@@ -57,9 +51,9 @@ def send_spooled(
                     take(field)
                     yield field
 
-        committed.append(_commit(fields(), peer, round_, form))
+        committed.append(_commit(fields(), peer, round_))
 
-    return Sent(spool.hold(folder, write), *committed[0])
+    return Sent(spool.hold(folder, write), committed[0])
 
 
 def data_hash(step: int, first: int, last: int, fields: Iterable[Buffer]) -> bytes:
@@ -79,29 +73,14 @@ def data_hash(step: int, first: int, last: int, fields: Iterable[Buffer]) -> byt
     return digest.digest()
 
 
-def commit(message: Tree, peer: int, round_: Round, form: wire.Form) -> bytes:
+def commit(message: Tree, peer: int, round_: Round) -> bytes:
     """Return the commitment to a peer's message in a round."""
-    return _commit(wire.fields(message), peer, round_, form)[0]
+    return _commit(wire.fields(message), peer, round_)
 
 
-def commit_to_fields(fields: Iterable[Buffer], peer: int, round_: Round) -> bytes:
-    """Return the commitment to the fields of a peer's message in a round."""
+def _commit(fields: Iterable[Buffer], peer: int, round_: Round) -> bytes:
+    # The fields, not the encoded bytes: both layouts of the wire have the same commitment.
     return data_hash(round_.step, *round_.assignment[peer], fields)
-
-
-def commit_to_root(root: bytes, peer: int, round_: Round) -> bytes:
-    """Return the commitment to the Merkle root over the pieces of a peer's message in a round."""
-    return commit_to_fields([root], peer, round_)
-
-
-def _commit(
-    fields: Iterable[Buffer], peer: int, round_: Round, form: wire.Form
-) -> tuple[bytes, sets.MerkleTree | None]:
-    if form.kept:
-        # The fields, not the encoded bytes: both layouts of the wire have the same commitment.
-        return commit_to_fields(fields, peer, round_), None
-    tree = sets.MerkleTree.over(form.pieces.cut(fields))
-    return commit_to_root(tree.root, peer, round_), tree
 
 
 def receive(sent: Sent, peer: int, round_: Round, form: wire.Form) -> Sent:
@@ -112,19 +91,17 @@ def receive(sent: Sent, peer: int, round_: Round, form: wire.Form) -> Sent:
       CommitmentError: They are not the message that was committed to.
     """
     received = decoded(sent, form)
-    return received._replace(tree=check(received.message, sent.commitment, peer, round_, form))
+    check(received.message, sent.commitment, peer, round_)
+    return received
 
 
-def check(
-    message: Tree, commitment: bytes, peer: int, round_: Round, form: wire.Form
-) -> sets.MerkleTree | None:
-    """Check a decoded message against the commitment to it, and return its tree, see `Sent`."""
-    hash_, tree = _commit(wire.fields(message), peer, round_, form)
+def check(message: Tree, commitment: bytes, peer: int, round_: Round) -> None:
+    """Check a decoded message against the commitment to it."""
+    hash_ = commit(message, peer, round_)
     if hash_ != commitment:
         raise CommitmentError(
             f"payload hashes to {hash_.hex()[:12]}, expected its commitment {commitment.hex()[:12]}"
         )
-    return tree
 
 
 def decoded(sent: Sent, form: wire.Form) -> Sent:

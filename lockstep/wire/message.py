@@ -34,7 +34,6 @@ from lockstep.optim.optimizer import Optimizer, Tree
 from lockstep.wire.leaves import leaves_by, leaves_of
 from lockstep.wire.leaves.leaf import Leaf, Packing
 from lockstep.wire.leaves.whole import Whole
-from lockstep.wire.pieces import Pieces
 from lockstep.wire.reader import ByteReader
 from lockstep.wire.reader import NotFiniteValueError as NotFiniteValueError
 from lockstep.wire.reader import WireError as WireError
@@ -90,11 +89,6 @@ class Form:
         """
         size: int = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.like))
         return size <= KEPT_BYTES * self.size
-
-    @cached_property
-    def pieces(self) -> Pieces:
-        """How messages are cut into pieces, by the fields that `fields` yields."""
-        return Pieces(tuple(piece for leaf in self.leaves for piece in leaf.pieces))
 
     @property
     def large(self) -> bool:

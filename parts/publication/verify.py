@@ -254,7 +254,7 @@ def check_transcript(
     for entry in transcript.rounds:
         for message in (*entry.evidence.messages.values(), *entry.evidence.others.values()):
             if message.payload is not None and message.offset is not None:
-                extents.setdefault(message.payload, []).append((message.offset, message.held))
+                extents.setdefault(message.payload, []).append((message.offset, message.bytes))
     for payload, parts in extents.items():
         name, end = f"{TRANSCRIPT}/payloads/{payload}", 0
         if name not in listed:

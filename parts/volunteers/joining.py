@@ -97,7 +97,6 @@ def _header(setup: Setup, key: str) -> Header:
         environment=setup.environment(setup.run.peers.processes),
         bitwise=repeats_bit_for_bit(setup),
         held_out_loss=None,
-        sketched=not setup.programs.form.kept,
     )
 
 

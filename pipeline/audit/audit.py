@@ -15,7 +15,7 @@ from lockstep.transcript.follow import ContradictionError, begin_round, differin
 from lockstep.transcript.state import State, hashes
 from lockstep.transcript.transcript import Transcript
 from lockstep.transcript.windows import Window
-from lockstep.wire import bound, exchange, sketches
+from lockstep.wire import bound, exchange
 from lockstep.wire import message as wire
 from pipeline.audit.verdict import Finding
 from pipeline.start.begin import Setup
@@ -71,7 +71,9 @@ def audit_rounds(
         round_findings: list[Finding] = []
         try:
             progress = begin_round(progress, entry)
-            if present and form.kept:
+            if not form.kept:
+                _check_not_kept(entry, form)
+            elif present:
                 round_findings, refused = _audit_messages(entry, transcript, form)
                 if refused != (broken := list(entry.evidence.broken)):
                     text = f"broken is {broken}, but the messages of peers {refused} are"
@@ -79,10 +81,6 @@ def audit_rounds(
             progress = finish_round(progress, entry)
         except ContradictionError as error:  # nothing after it can be attributed
             return [*findings, *round_findings, _against_author(error.step, error.kind, str(error))]
-        try:
-            _check_sketches(setup, transcript, entry, present)
-        except SketchError as error:
-            findings.append(_against_author(entry.round.step, "sketch", str(error)))
         findings += _audit_arrivals(entry, settings, setup.programs.optimizer.overlapped)
         findings += _audit_checks(entry, settings, own_size)
         round_findings += _audit_second_messages(entry)
@@ -127,12 +125,30 @@ def why_refused(
         return "payload", "is not kept, expected its bytes"
     try:
         sent = transcript.message(message, form)
-        exchange.check(sent, bytes.fromhex(message.commitment), peer, plan, form)
+        exchange.check(sent, bytes.fromhex(message.commitment), peer, plan)
     except exchange.CommitmentError as error:
         return "commitment", str(error)
     except wire.WireError as error:
         return "payload", str(error)
     return None
+
+
+def _check_not_kept(entry: Entry, form: wire.Form) -> None:
+    """Check that there is nothing of a round's messages but commitments and true sizes.
+
+    Raises:
+      ContradictionError: The transcript's author recorded something else.
+    """
+    evidence = entry.evidence
+    for peer, message in (*evidence.messages.items(), *evidence.others.items()):
+        if message.payload is not None:
+            text = f"the message of peer {peer} has the payload {message.payload}, expected none"
+            raise ContradictionError(entry.round.step, "messages", f"{text}: it is not kept")
+    for peer, message in evidence.messages.items():
+        broken, size = peer in evidence.broken, form.bytes_about
+        if not broken and not form.packed and message.bytes != size:
+            text = f"the message of peer {peer} has {message.bytes} bytes, expected {size}"
+            raise ContradictionError(entry.round.step, "messages", text)
 
 
 def _audit_arrivals(entry: Entry, settings: RoundSettings, overlapped: float) -> list[Finding]:
@@ -228,70 +244,6 @@ def _audit_ejected(entry: Entry, findings: list[Finding]) -> list[Finding]:
         for peer, why in entry.decision.ejected.items()
         if peer not in named
     ]
-
-
-# ---- Messages that are not kept ----
-#
-# The transcript has their roots, and some pieces of them. Every piece must lead to the root that
-# its sender committed to, and be one that the round's commitments draw.
-
-
-class SketchError(Exception):
-    """A transcript does not show of a message what it has to."""
-
-
-def _check_sketches(setup: Setup, transcript: Transcript, entry: Entry, present: bool) -> None:
-    """Check the roots of a round's messages and, if its payloads are `present`, the sketches.
-
-    Raises:
-      SketchError: The transcript's author, who held the messages, cut them otherwise.
-    """
-    evidence, form = entry.evidence, setup.programs.form
-    rooted = transcript.header.sketched
-    if rooted == form.kept:
-        has = "has sketches, expected none" if rooted else "has no sketches, expected some"
-        raise SketchError(f"the header {has}: messages are {'' if form.kept else 'not '}kept")
-    for messages in (evidence.messages, evidence.others):
-        for peer, message in messages.items():
-            if (message.root is not None) != rooted:
-                has = "no root" if rooted else "a root"
-                raise SketchError(f"the message of peer {peer} has {has}, contrary to the header")
-            if message.sketch is not None and (not rooted or messages is evidence.others):
-                raise SketchError(f"the message of peer {peer} has a sketch, expected none")
-            if message.root is None:
-                continue
-            root, commitment = bytes.fromhex(message.root), message.commitment
-            if (derived := exchange.commit_to_root(root, peer, entry.round).hex()) != commitment:
-                text = f"peer {peer} commits to {commitment[:12]}, its root gives {derived[:12]}"
-                raise SketchError(text)
-    for peer, message in evidence.messages.items() if rooted else ():
-        if peer in evidence.broken:
-            continue
-        if not form.packed and message.bytes != form.bytes_about:
-            text = f"has {message.bytes} bytes, expected {form.bytes_about}"
-            raise SketchError(f"the message of peer {peer} {text}")
-        if present:
-            read_sketch(setup, transcript, entry, peer)
-
-
-def read_sketch(setup: Setup, transcript: Transcript, entry: Entry, peer: int) -> dict[int, bytes]:
-    """Return the drawn pieces of a peer's message, by their number.
-
-    Raises:
-      SketchError: They are not kept, or not of the message that the peer committed to.
-    """
-    message, pieces = entry.evidence.messages[peer], setup.programs.form.pieces
-    if message.root is None or message.sketch is None or message.payload is None:
-        raise SketchError(f"the message of peer {peer} has no sketch, expected some of its pieces")
-    seed, commitments = setup.settings.seed, entry.evidence.commitments
-    drawn = sketches.drawn(seed, entry.round.step, commitments, peer, pieces.count, pieces.drawn)
-    if message.sketch != (size := sketches.size_of(pieces, drawn)):
-        raise SketchError(f"peer {peer}: a sketch of {message.sketch} bytes, expected {size}")
-    try:
-        root = bytes.fromhex(message.root)
-        return sketches.read(pieces, transcript.payload(message), drawn, root)
-    except ValueError as error:
-        raise SketchError(f"peer {peer}: {error}") from error
 
 
 # ---- Snapshots ----

@@ -24,7 +24,6 @@ from lockstep.transcript.transcript import Transcript
 from lockstep.transcript.trees import tree_hash
 from lockstep.transcript.windows import Window
 from lockstep.wire import exchange
-from lockstep.wire import message as wire
 from pipeline.audit.comparable import why_not_comparable
 from pipeline.audit.verdict import Finding
 from pipeline.start.begin import Setup
@@ -187,7 +186,7 @@ class WindowReplay:
         Return whether the peer sent another message.
         """
         sent, applied = entry.evidence.messages[peer], self._is_merged(entry, peer)
-        step, commitment = entry.round.step, self._commit(entry, peer, message).hex()
+        step, commitment = entry.round.step, exchange.commit(message, peer, entry.round).hex()
         if commitment != sent.commitment:
             text = f"sent {sent.commitment[:12]}, its replay gives {commitment[:12]}"
             self._blame(step, peer, "message", text, applied)
@@ -202,11 +201,6 @@ class WindowReplay:
                 self._judge_checks(entry, peer, replayed)
             (self.strayed.add if strays else self.strayed.discard)(peer)
         return commitment != sent.commitment
-
-    def _commit(self, entry: Entry, peer: int, message: Tree) -> bytes:
-        if entry.evidence.messages[peer].root is None:  # of older transcripts, large ones too
-            return exchange.commit_to_fields(wire.fields(message), peer, entry.round)
-        return exchange.commit(message, peer, entry.round, self.replay.setup.programs.form)
 
     def _judge_checks(self, entry: Entry, peer: int, replayed: Claim) -> None:
         """Blame verifiers that recomputed a peer's step with another result.

@@ -121,11 +121,13 @@ def judge(
     not_comparable: str | None,
     windows: Sequence[Window],
     replayed: Sequence[tuple[Window, int]],
+    *,
+    kept: bool,
 ) -> Verdict:
     """Return the verdict on an audited transcript: everything in it follows from the arguments.
 
     `windows` are all of the run's, `replayed` those that were compared bit for bit, with the peer;
-    `not_comparable` is why others that were drawn could not be.
+    `not_comparable` is why others that were drawn could not be, and `kept` whether messages are.
     """
     ejected, dropped, late = {}, {}, Counter()
     empty = sum(not entry.decision.applied for entry in transcript.rounds)
@@ -135,7 +137,7 @@ def judge(
         for peer in entry.decision.dropped:
             dropped.setdefault(peer, entry.round.step)
         late.update(map(sender, entry.decision.late))
-    kept, seed = not transcript.header.sketched, sample.seed_of(run, transcript)
+    seed = sample.seed_of(run, transcript)
     drawn = sample.by_chance(run, transcript, [*windows], seed, kept)
     return Verdict(
         accepted=accepts(run.witness.policy, findings) and empty < len(transcript.rounds),

@@ -37,7 +37,7 @@ class Footprint(NamedTuple):
     kept: bool  #: Whether the transcript keeps messages.
     kept_states: int  #: How many whole states the transcript keeps.
     snapshots: int  #: Size of all of them.
-    payloads: int  #: All messages that the transcript keeps, or their sketches.
+    payloads: int  #: All messages that the transcript keeps.
     rounds: int  #: The transcript's record of rounds, about.
     checkpoints: int  #: The most checkpoints that exist at a time, while it trains.
     #: Messages of a round that are on disk until it is over; 0 where they are in memory.
@@ -57,7 +57,7 @@ class Footprint(NamedTuple):
         """Return it for people to read."""
         payloads = size(self.payloads)
         if not self.kept:
-            payloads += f", sketches: of over {KEPT_BYTES} bytes a param, messages are not kept"
+            payloads += f": of over {KEPT_BYTES} bytes a param, messages are not kept"
         return [
             f"params         {size(self.params)}, with the optimizer's state of all peers "
             f"{size(self.state)}",
@@ -99,7 +99,7 @@ def plan_of(run: runfile.Run, model: Model, first_step: int = 0) -> Footprint:
         kept=form.kept,
         kept_states=kept_states,
         snapshots=kept_states * state - saved,
-        payloads=rounds * peers * (form.bytes_about if form.kept else form.pieces.shown),
+        payloads=rounds * peers * form.bytes_about if form.kept else 0,
         rounds=rounds * a_round,
         checkpoints=(run.runtime.keep_steps + 1) * state,  # one more while it is written
         spooled=peers * form.bytes_about if form.large else 0,

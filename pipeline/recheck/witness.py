@@ -153,7 +153,7 @@ def _read_verdict(published: PublishedRun) -> Verdict:
     if not published.setup.settings.reports.show_own:  # so its author lacked it at later windows
         claimed = {(window.first, window.peer) for window in verdict.replayed_windows}
         replayed = [(w, p) for w, p in replayed if w == windows[0] or (w.first, p) in claimed]
-    expected = judge(run, transcript, verdict.findings, None, windows, replayed)
+    expected = judge(run, transcript, verdict.findings, None, windows, replayed, kept=kept)
     for name in Verdict.model_fields:
         found, due = getattr(verdict, name), getattr(expected, name)
         if found != due:

@@ -1,7 +1,7 @@
 """The kinds of leaves: what a message can hold of one parameter, a class and a file each.
 
-The wire, the bound on values, the pieces of a sketch and the lies of a liar ask the class. A new
-file is found by being here.
+The wire, the bound on values and the lies of a liar ask the class. A new file is found by being
+here.
 """
 
 from importlib import import_module

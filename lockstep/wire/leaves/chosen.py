@@ -16,7 +16,6 @@ from lockstep.optim.compressed.compressor import Coefficients
 from lockstep.optim.optimizer import Tree
 from lockstep.wire import rice
 from lockstep.wire.leaves.leaf import Leaf, Packing
-from lockstep.wire.pieces import Field
 from lockstep.wire.reader import ByteReader, WireError, little
 from lockstep.wire.spool import Buffer
 
@@ -103,10 +102,9 @@ class Values(Leaf):
         return f"{found}, expected bfloat16: messages hold such values, or signs"
 
     @property
-    def pieces(self) -> tuple[Field, ...]:
-        index, dtype = self.node.index_NK, np.uint8 if self.signs else self.raw.dtype
-        values = Field(np.dtype(dtype), self.bytes_of(self.raw.size))
-        return Field(np.dtype(index.dtype), index.size * index.dtype.itemsize), values
+    def length(self) -> int:
+        index = self.node.index_NK
+        return int(index.size * index.dtype.itemsize) + super().length
 
     def fields(self) -> Iterator[Buffer]:
         yield little(self.node.index_NK)

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from lockstep.optim.optimizer import Tree
-from lockstep.wire.pieces import Field
 from lockstep.wire.reader import ByteReader, little
 from lockstep.wire.spool import Buffer, drop_pages
 
@@ -38,7 +37,7 @@ class Packing:
 
     def sizes(self, forms: Sequence[Any]) -> tuple[float, int]:
         """Return how many bytes `encode` gives, about and at most."""
-        size = sum(piece.bytes for form in forms for piece in form.pieces)
+        size = sum(form.length for form in forms)
         return size, size
 
     def saved(self, leaves: Sequence[Any]) -> jax.Array | int:
@@ -83,9 +82,9 @@ class Leaf(ABC):
         """Three numbers that tell its shapes and dtypes from others, for the digest of a form."""
 
     @property
-    @abstractmethod
-    def pieces(self) -> tuple[Field, ...]:
-        """What `fields` yields, as a message is cut into pieces."""
+    def length(self) -> int:
+        """Bytes of all its `fields`; here its values are all of them."""
+        return self.bytes_of(self.raw.size)
 
     @abstractmethod
     def fields(self) -> Iterator[Buffer]:

@@ -8,7 +8,6 @@ from ml_dtypes import bfloat16
 
 from lockstep.optim.optimizer import Tree
 from lockstep.wire.leaves.leaf import Leaf, Packing
-from lockstep.wire.pieces import Field
 from lockstep.wire.reader import ByteReader, little
 from lockstep.wire.spool import Buffer, drop_pages
 
@@ -35,10 +34,6 @@ class Whole(Leaf):
             return None
         known = ", ".join(dtype.name for dtype in DTYPES)
         return f"an array is {self.raw.dtype}, expected one of {known}: messages hold such arrays"
-
-    @property
-    def pieces(self) -> tuple[Field, ...]:
-        return (Field(np.dtype(self.raw.dtype), self.bytes_of(self.raw.size)),)
 
     def fields(self) -> Iterator[Buffer]:
         yield little(self.raw)

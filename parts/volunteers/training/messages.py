@@ -222,7 +222,7 @@ class Settling:
         delivered = Delivered(sent, {}, {}, received, arrivals)
         worked = self._claimed_work(counted)
         evidence = replace(evidence_of(worked, delivered), false_links=false_links)
-        payloads = self.swarm.kept_payloads(delivered, evidence, self.round)
+        payloads = self.swarm.kept_payloads(delivered)
         own = {p: item.body.own for p, item in counted.items() if item.body.own is not None}
         if self.states.document.run["peers"].get("bits") != "everywhere":
             messages = {

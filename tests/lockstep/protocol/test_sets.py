@@ -2,7 +2,6 @@
 
 import hashlib
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -65,19 +64,3 @@ def test_root_of_three_items_pairs_the_last_with_itself():
 def test_root_of_one_item_is_its_leaf_and_of_none_is_zeros():
     assert sets.root([b"a"]) == sha(b"\x00a")
     assert sets.root([]) == bytes(32)
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 13])
-def test_a_path_leads_from_every_item_to_the_root_and_from_no_other(count):
-    tree, every = sets.MerkleTree.over(items(0, count)), items(0, count)
-    assert tree.root == sets.root(every)
-    for index, item in enumerate(every):
-        path = tree.path(index)
-        assert len(path) == (count - 1).bit_length()
-        assert sets.root_above(item, index, path) == tree.root
-        assert sets.root_above(item + b"x", index, path) != tree.root
-        for level in range(len(path)):
-            bent = [*path[:level], bytes(32), *path[level + 1 :]]
-            assert sets.root_above(item, index, bent) != tree.root
-        for other in set(range(count)) - {index}:
-            assert sets.root_above(item, other, path) != tree.root

@@ -10,14 +10,12 @@ import yaml
 from lockstep.errors import LockstepError
 from lockstep.files import write_json
 from lockstep.programs.columns import PLAIN
-from parts.publication import fetch, publish, transcript
+from parts.publication import fetch, transcript
 from parts.publication.layout import MANIFEST, ROUNDS, Publication, made
 from pipeline.recheck import report
 from pipeline.recheck.outputs import TRANSCRIPT
 from pipeline.stage.artifacts import _digest
-from tests import tiny
-from tests.errors import check_names
-from tests.parts.publication.published_run import STAGES, change_json, entry, forge, refusal, verify
+from tests.parts.publication.published_run import change_json, entry, verify
 
 
 def test_a_card_whose_aliases_stand_for_terabytes_is_refused_at_once():
@@ -69,20 +67,6 @@ def test_planes_are_joined_in_pieces(tmp_path, size):
     transcript.unpack_file(tmp_path / "own.planes.gz", tmp_path / "again", size)
     assert (tmp_path / "again").read_bytes() == data
     assert {path.name for path in tmp_path.iterdir()} == {"own", "own.planes.gz", "again"}
-
-
-@pytest.mark.soak
-def test_messages_that_are_not_kept_must_have_sketches(tmp_path):
-    """Else a header could take what is compared of them away, as if release 0.2 had written it."""
-    run_file, root, folder = tmp_path / "run.toml", tmp_path / "root", tmp_path / "published"
-    data = tiny.write_data(tmp_path / "tokens")
-    tiny.write_run(run_file, tiny.run_document(data, model__LLM__optimizer=tiny.ADAMW))
-    tiny.make(run_file, root, *STAGES)
-    publish.write(folder, run_file, root, 1, None)
-    verify(folder)
-    change_json(f"{TRANSCRIPT}/header.json", lambda header: header.pop("sketched"))(folder)
-    forge(folder)
-    check_names(refusal(folder), "header", "sketch")
 
 
 def test_lists_too_deep_in_one_another_are_one_line(tmp_path, monkeypatch):

@@ -124,5 +124,5 @@ def test_a_verdict_does_not_accept_a_run_of_which_nothing_was_applied(tmp_path):
         faults = [{"kind": "dropped", "peer": peer, "rounds": [1, rounds]} for peer in range(6)]
         run = run_of("signs", *faults, total_steps=3)
         transcript = lab("signs").train(run, tmp_path / f"{rounds}").transcript
-        verdict = judge(run, transcript, [], None, run.snapshots(0).windows, [])
+        verdict = judge(run, transcript, [], None, run.snapshots(0).windows, [], kept=True)
         assert (verdict.empty_rounds, verdict.accepted) == (rounds, accepted)

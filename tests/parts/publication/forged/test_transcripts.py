@@ -131,7 +131,7 @@ def other_message(folder: Path) -> None:
                 break
         data[at] ^= 1
     path.write_bytes(data)
-    said = replace(message, commitment=exchange.commit(decoded, 0, plan, form).hex())
+    said = replace(message, commitment=exchange.commit(decoded, 0, plan).hex())
     evidence = replace(entry.evidence, messages=entry.evidence.messages | {0: said})
     limit = runfile.parse(read_json(folder / outputs.RUN), "run.json").config.max_round_train_time
     honest = consensus.witnessed(plan, evidence, limit)

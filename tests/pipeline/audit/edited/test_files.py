@@ -119,8 +119,12 @@ def test_a_line_that_is_no_round_is_one_line_of_error(transcript, line):
     assert "\n" not in str(raised.value)
 
 
-def test_another_format_names_the_release_that_reads_it(transcript):
-    header = read_json(transcript / "header.json") | {"format": 7}
+@pytest.mark.parametrize(
+    ("number", "reader"),
+    [(2, "release 0.2"), (3, "version before release 0.3"), (7, "a later release")],
+)
+def test_another_format_names_the_release_that_reads_it(number, reader, transcript):
+    header = read_json(transcript / "header.json") | {"format": number}
     (transcript / "header.json").write_text(json.dumps(header))
-    with pytest.raises(LockstepError, match="format 7, expected 3; a later release"):
+    with pytest.raises(LockstepError, match=f"format {number}, expected 4; .*{reader} reads it"):
         _ = Transcript(transcript).header

@@ -49,8 +49,7 @@ def driven(run: runfile.Run, **events: int) -> list[Entry]:
 
 
 def audited_rounds(run: runfile.Run, entries: list[Entry]) -> list[tuple[int, str]]:
-    header = SimpleNamespace(sketched=False)
-    transcript = SimpleNamespace(rounds=entries, header=header)  # without payloads
+    transcript = SimpleNamespace(rounds=entries)  # without payloads
     found = audit_rounds(lab("signs").setup(run), transcript, windows=(), last=0)
     return [(finding.round, finding.kind) for finding in found]
 

@@ -1,18 +1,19 @@
-"""Messages that are not kept: their roots, pieces of them, and who is named."""
+"""Messages that are not kept: a transcript has commitments to them, and a replay names who lied."""
 
 import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from lockstep.files import read_json
 from lockstep.transcript.transcript import Transcript
 from pipeline import runfile
 from pipeline.audit.audit import audit
 from pipeline.audit.replay import Replay
 from pipeline.audit.verdict import Finding
+from pipeline.witness import _messages_since
 from tests.lockstep.swarm.simulated import PEERS, lab, run_of
 from tests.pipeline.audit.edited.audited_run import edit_round
 
@@ -45,15 +46,12 @@ def replayed(run: runfile.Run, folder: Path) -> list[Finding]:
     return [finding for outcome in outcomes for finding in outcome.findings]
 
 
-def test_every_message_has_a_sketch_and_an_honest_run_has_no_findings(trained):
+def test_nothing_of_a_message_is_kept_and_an_honest_run_has_no_findings(trained):
     run, folder = trained()
-    transcript = Transcript(folder)
-    pieces = lab("dense").programs.form.pieces
-    messages = [m for e in transcript.rounds for m in e.evidence.messages.values()]
-    assert len(messages) == 8 * PEERS and all(m.root and m.sketch for m in messages)
-    kept = sum(path.stat().st_size for path in (folder / "payloads").iterdir())
-    assert kept == sum(m.sketch for m in messages)
-    assert max(m.sketch for m in messages) <= pieces.drawn * (pieces.size + 32 * 5)
+    messages = [m for e in Transcript(folder).rounds for m in e.evidence.messages.values()]
+    assert len(messages) == 8 * PEERS
+    assert {(m.payload, m.offset) for m in messages} == {(None, None)}
+    assert not any((folder / "payloads").iterdir())
     assert audited(run, folder) == []
     assert replayed(run, folder) == []
 
@@ -66,38 +64,30 @@ def edited(folder: Path, to: Path, edit: Callable[[dict], None]) -> Path:
 
 
 EDITS = {
-    "root": (lambda m: m.update(root="00" * 32), "its root gives"),
-    "no root": (lambda m: m.pop("root"), "has no root"),
-    "no sketch": (lambda m: m.pop("sketch"), "has no sketch"),
-    "elsewhere": (lambda m: m.update(offset=0), "does not lead to the root"),
-    "shorter": (lambda m: m.update(sketch=3), "a sketch of 3 bytes"),
-    "huge": (lambda m: m.update(sketch=2**60), "a sketch of 1152921504606846976 bytes"),
-    "smaller": (lambda m: m.update(bytes=17), "has 17 bytes, expected 17616"),
-    "no file": (lambda m: m.update(payload="00099.bin"), "a sketch of 0 bytes"),
+    "shorter than it can be": ({"bytes": 17}, ["17", "17616"]),
+    "kept": ({"payload": "00001.bin", "offset": 0}, ["00001.bin"]),
 }
 
 
 @pytest.mark.parametrize("name", EDITS)
-def test_a_sketch_that_is_not_the_messages_is_a_finding_against_the_author(name, trained, tmp_path):
+def test_what_cannot_be_true_of_a_message_is_a_finding_against_the_author(name, trained, tmp_path):
     run, folder = trained()
-    edit, text = EDITS[name]
-    found = audited(run, edited(folder, tmp_path / "copy", edit))
-    (finding,) = [f for f in found if f.kind == "sketch"]
+    edit, values = EDITS[name]
+    found = audited(run, edited(folder, tmp_path / "copy", lambda m: m.update(edit)))
+    (finding,) = [f for f in found if f.kind == "messages"]
     assert (finding.round, finding.peer, finding.applied) == (3, None, True)
-    assert text in finding.detail
+    assert all(value in finding.detail for value in values)
 
 
-def test_a_transcript_without_sketches_of_large_messages_is_a_finding(
-    trained, tmp_path, monkeypatch
-):
-    form = lab("dense").programs.form
-    monkeypatch.setitem(form.__dict__, "kept", True)  # commits to the fields, not to a root
-    run = run_of("dense")
-    lab("dense").train(run, tmp_path)
-    monkeypatch.undo()
-    assert not read_json(tmp_path / "header.json").get("sketched")
-    found = {(f.kind, f.peer, f.applied) for f in audited(run, tmp_path)}
-    assert found == {("sketch", None, True)}
+def test_who_began_late_lacks_what_was_before_its_first_snapshot(trained, tmp_path):
+    run, folder = trained()
+    setup = lab("dense").setup(run)
+    late = SimpleNamespace(runtime=SimpleNamespace(begins_late=True), snapshots=run.snapshots)
+    setup = SimpleNamespace(run=late, start=setup.start, programs=setup.programs)
+    assert _messages_since(setup, Transcript(folder)) == 0
+    copy = shutil.copytree(folder, tmp_path / "late")
+    shutil.rmtree(copy / "snapshots/00004")
+    assert _messages_since(setup, Transcript(copy)) == 8
 
 
 # ---- Liars ----
