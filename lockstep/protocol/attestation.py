@@ -15,6 +15,7 @@ loser is ejected, so a liar can cost the others this work only once.
 import base64
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated, NamedTuple
 
 from pydantic import Field
@@ -64,7 +65,7 @@ def attest(
     hex, by peer; of the peers `others`, their other message. It `refused` others' bytes.
     """
     received = tuple(sorted(holds))
-    commitments = [bytes.fromhex(holds[peer]) for peer in received]
+    commitments = _digests(tuple([holds[peer] for peer in received]))
     participants = Bloom.of(map(participant, present), _seed(seed, witness, "participants"))
     broadcasts = Bloom.of(commitments, _seed(seed, witness, "broadcasts"))
     return Attestation(
@@ -86,13 +87,11 @@ def proven(
     `seed` is the round's. `commitments` are those of the senders, hex, and `others` the other ones
     of equivocators.
     """
-    claimed, has_other = {}, set(attestation.others)
-    for peer in attestation.received:
-        held = (others if peer in has_other else commitments).get(peer)
-        if held is None:  # nobody committed to such a message
-            return {}
-        claimed[peer] = held
-    digests = list(map(bytes.fromhex, claimed.values()))
+    known = {**commitments} | {peer: others.get(peer, "") for peer in attestation.others}
+    claimed = {peer: known.get(peer, "") for peer in attestation.received}
+    if not all(claimed.values()):  # nobody committed to such a message
+        return {}
+    digests = _digests(tuple(claimed.values()))
     if sets.root(digests).hex() != attestation.root:
         return {}
     broadcasts = attestation.broadcasts_filter(seed)
@@ -100,6 +99,11 @@ def proven(
         return claimed  # an honest witness's filter is this one: no need to look up each item
     in_filter = broadcasts.holds(digests)
     return {p: held for (p, held), is_in in zip(claimed.items(), in_filter, strict=True) if is_in}
+
+
+@lru_cache(maxsize=8)  # witnesses hold much the same messages
+def _digests(commitments: tuple[str, ...]) -> tuple[bytes, ...]:
+    return tuple(map(bytes.fromhex, commitments))
 
 
 def _seed(seed: int, witness: int, name: str) -> bytes:

@@ -60,14 +60,12 @@ def swap_or_not(count: int, seed: bytes, first: int) -> list[int]:
     for r in reversed(range(SHUFFLE_ROUNDS if count > 1 else 0)):
         prefix = seed + bytes([r])
         pivot = int.from_bytes(hashlib.sha256(prefix).digest()[:8], "little") % count
-        bits = b"".join(
-            hashlib.sha256(prefix + block.to_bytes(4, "little")).digest()
-            for block in range((count + 255) // 256)
-        )
+        blocks = (block.to_bytes(4, "little") for block in range((count + 255) // 256))
+        bits = b"".join([hashlib.sha256(prefix + block).digest() for block in blocks])
         for position, index in enumerate(indices):
-            flip = (pivot + count - index) % count
-            high = max(index, flip)
-            if bits[high // 8] >> (high % 8) & 1:
+            flip = (pivot - index) % count
+            high = index if index > flip else flip  # max() takes as long as all the rest
+            if bits[high >> 3] >> (high & 7) & 1:
                 indices[position] = flip
     return indices
 
@@ -97,7 +95,10 @@ def witnesses(random_seed: int, count: int, witness_nodes: int) -> tuple[int, ..
 
     A run file has at most min_clients of them, and so no more than peers.
     """
-    return tuple(sorted(order(random_seed, count, "witness", witness_nodes or MAX_WITNESSES)))
+    elected = witness_nodes or MAX_WITNESSES
+    if elected >= count:  # whatever their order
+        return tuple(range(count))
+    return tuple(sorted(order(random_seed, count, "witness", elected)))
 
 
 def witness_quorum(elected: int) -> int:
@@ -112,9 +113,14 @@ def drawn_after(commitments: Mapping[int, str], words: str) -> bytes:
 
     The words name the draw and its seed, so that no two draws are alike; commitments are in hex.
     """
+    return _drawn_after(tuple(sorted(commitments.items())), words)
+
+
+@lru_cache(maxsize=4)  # asked again for each peer of a round
+def _drawn_after(commitments: tuple[tuple[int, str], ...], words: str) -> bytes:
     digest = hashlib.sha256(words.encode())
-    for peer in sorted(commitments):
-        digest.update(peer.to_bytes(4, "little") + bytes.fromhex(commitments[peer]))
+    for peer, commitment in commitments:
+        digest.update(peer.to_bytes(4, "little") + bytes.fromhex(commitment))
     return digest.digest()
 
 

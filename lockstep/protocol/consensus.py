@@ -28,7 +28,7 @@ class ElectedWitnesses:
 
     def witnesses(self, members: Sequence[int], seed: int, nodes: int) -> tuple[int, ...]:
         """Return who reports on a round; `nodes` is witness_nodes."""
-        return tuple(members[index] for index in committee.witnesses(seed, len(members), nodes))
+        return tuple([members[i] for i in committee.witnesses(seed, len(members), nodes)])
 
     def participants(self, round_: Round, evidence: Evidence) -> Iterable[tuple[int, Bloom]]:
         """Yield who reported on a round, and the peers that it heard from, as a filter."""
@@ -45,22 +45,23 @@ class ElectedWitnesses:
         liars: dict[int, str] = {}
         commitments = commitments_of(round_, evidence)
         others = {peer: message.commitment for peer, message in evidence.others.items()}
-        votes: dict[int, list[str]] = {}
+        votes: Counter[tuple[int, str]] = Counter()  # by peer and commitment
         refusals: Counter[int] = Counter()
         could_arrive = set(slots) - set(evidence.broken)
         for attestation in evidence.attestations:
             if not could_arrive.issuperset(attestation.received):
                 liars[attestation.witness] = "false witness"
                 continue  # a liar's other claims count for nothing
-            for peer, commitment in proven(attestation, round_.seed, commitments, others).items():
-                votes.setdefault(peer, []).append(commitment)
+            votes.update(proven(attestation, round_.seed, commitments, others).items())
             refusals.update(set(attestation.refused))  # a witness that repeats a peer has one vote
-        supported = set()
-        for peer, held in votes.items():
-            if len(set(held)) > 1:
-                liars[peer] = "two messages"  # of this round: older ones have no other
-            elif len(held) >= quorum and held[0] == commitments[peer]:
-                supported.add(peer)
+        versions = Counter(peer for peer, _ in votes)
+        two = {peer for peer, count in versions.items() if count > 1}
+        liars |= dict.fromkeys(two, "two messages")  # of this round: older ones have no other
+        supported = {
+            peer
+            for (peer, commitment), count in votes.items()
+            if count >= quorum and peer not in two and commitment == commitments[peer]
+        }
         refused = {peer for peer, count in refusals.items() if count >= quorum}
         liars |= dict.fromkeys(refused.intersection(evidence.broken), "no message")
         return supported, liars

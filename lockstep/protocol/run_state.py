@@ -122,7 +122,7 @@ class CoordinatorState:
     @cached_property
     def witnesses(self) -> tuple[int, ...]:
         """Who reports on this warm-up or round: some of the members, or a store alone."""
-        members = tuple(record.peer for record in self.peers)
+        members = [record.peer for record in self.peers]
         return self.reports.witnesses(members, self.seed, self.settings.witness_nodes)
 
     @property

@@ -9,16 +9,17 @@ paired with itself, as in Psyche and Solana.
 """
 
 import hashlib
-from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+
+import numpy as np
 
 KEYS = 8
 BITS = 2560  # (1 - exp(-8 x 256 / 2560))^8 = 0.85 %
 U64 = (1 << 64) - 1
 PRIME = 0x100000001B3  # FNV's, of 41 bits
-LANE = (1).to_bytes(16, "little")  # a hash, with room for a hash times PRIME
+LOW = 256  # keys of one byte, below which others are alike
 
 
 def fnv1a(data: bytes, key: int) -> int:
@@ -35,8 +36,8 @@ def keys(seed: bytes) -> tuple[int, ...]:
 
     Key i is the first 8 bytes, little-endian, of SHA-256(seed + the byte i).
     """
-    digests = (hashlib.sha256(seed + bytes([i])).digest() for i in range(KEYS))
-    return tuple(int.from_bytes(digest[:8], "little") for digest in digests)
+    digests = [hashlib.sha256(seed + bytes([i])).digest() for i in range(KEYS)]
+    return tuple([int.from_bytes(digest[:8], "little") for digest in digests])
 
 
 @lru_cache(maxsize=256)
@@ -60,10 +61,9 @@ class Bloom:
 
     def holds(self, items: Sequence[bytes]) -> list[bool]:
         """Return for each item whether it is in the set."""
-        queries, size = tuple(items), 8 * len(self.bits)
-        is_set = [byte >> bit & 1 for byte in self.bits for bit in range(8)]
-        by_key = [[is_set[found % size] for found in _hashes(queries, key)] for key in self.keys]
-        return [all(found) for found in zip(*by_key, strict=True)]
+        is_set = np.unpackbits(np.frombuffer(self.bits, np.uint8), bitorder="little") == 1
+        found: list[bool] = is_set[_places(tuple(items), self.keys, len(is_set))].all(1).tolist()
+        return found
 
 
 @dataclass(frozen=True)
@@ -79,46 +79,39 @@ class ExactSet:
 
 @lru_cache(maxsize=128)  # two for each of 32 witnesses: written, then read, then audited
 def _of(items: tuple[bytes, ...], keys: tuple[int, ...]) -> Bloom:
-    bits = bytearray(BITS // 8)
-    for position in {h % BITS for key in keys for h in _hashes(items, key)}:
-        bits[position // 8] |= 1 << position % 8
-    return Bloom(keys, bytes(bits))
+    is_set = np.zeros(BITS, np.uint8)
+    is_set[_places(items, keys, BITS)] = 1
+    return Bloom(keys, np.packbits(is_set, bitorder="little").tobytes())
 
 
-def _hashes(items: tuple[bytes, ...], key: int) -> Sequence[int]:
-    """Return each item's FNV-1a hash with a key.
+def _places(items: tuple[bytes, ...], keys: tuple[int, ...], size: int) -> np.ndarray:
+    """Return the bit of each item by each key, in a filter of so many bits: [items, keys].
 
     A key's upper bytes only add a constant to a hash, so hashes of the 256 lowest bytes serve all
     keys: fnv1a(item, key) = fnv1a(item, key mod 256) + (key - key mod 256) PRIME^len(item) mod 2^64
     """
     if len(set(map(len, items))) != 1:
-        return [fnv1a(item, key) for item in items]
-    offset = (key - key % 256) * pow(PRIME, len(items[0]), U64 + 1) & U64
-    return [low + offset & U64 for low in _low_hashes(items, key % 256)]
+        hashes = [[fnv1a(item, key) for key in keys] for item in items]
+        return np.array(hashes, np.uint64).reshape(-1, len(keys)) % np.uint64(size)
+    length = np.uint64(pow(PRIME, len(items[0]), U64 + 1))
+    keys_K = np.array(keys, np.uint64)
+    low_K = keys_K % np.uint64(LOW)
+    hashes_NK = _low_hashes(items)[:, low_K] + (keys_K - low_K) * length
+    return hashes_NK % np.uint64(size)
 
 
-@lru_cache(maxsize=512)  # by each lowest byte: of the peers, and of the round's commitments
-def _low_hashes(items: tuple[bytes, ...], key: int) -> "array[int]":
-    """Return each item's FNV-1a with a key of one byte, all at once: each has a lane of an integer.
+@lru_cache(maxsize=4)  # of the peers, and of the round's commitments
+def _low_hashes(items: tuple[bytes, ...]) -> np.ndarray:
+    """Return each item's FNV-1a with each key of one byte: [items, 256].
 
-    Python's long integers do the loop over peers in C: with 256 peers this is most of a round.
+    All at once, by arrays: with 256 peers this is most of a round.
     """
-    lanes = int.from_bytes(LANE * len(items), "little")  # a 1 in each
-    state, mask = lanes * key, lanes * U64
-    for row in _rows(items):
-        state = (state ^ row) * PRIME & mask
-    return array("Q", state.to_bytes(len(LANE) * len(items), "little"))[::2]
-
-
-@lru_cache(maxsize=4)
-def _rows(items: tuple[bytes, ...]) -> list[int]:
-    """Return all items' first bytes as lanes of one integer; their second bytes; and so on."""
-    data, length = b"".join(items), len(items[0])
-    row, rows = bytearray(len(LANE) * len(items)), []
-    for place in range(length):
-        row[:: len(LANE)] = data[place::length]
-        rows.append(int.from_bytes(row, "little"))
-    return rows
+    rows = np.frombuffer(b"".join(items), np.uint8).reshape(len(items), len(items[0]))
+    state = np.tile(np.arange(LOW, dtype=np.uint64), (len(items), 1))
+    for column in rows.T.astype(np.uint64):
+        state ^= column[:, None]
+        state *= np.uint64(PRIME)
+    return state
 
 
 EMPTY = bytes(32)  # the root of no items, which no item can have

@@ -186,11 +186,15 @@ class FaultSchedule:
         """Return the witnesses' attestations, honest or not."""
         attestations = []
         present = evidence.present(round_.peers)
+        lies = [*self._now(round_.step, "false_witness", "denying_witness")]
         for original in honest:
+            if all(peer != original.witness for _, _, peer in lies):
+                attestations.append(original)
+                continue
             others = {peer: evidence.others[peer].commitment for peer in original.others}
             sent = commitments_of(round_, evidence) | others
             holds = {peer: sent[peer] for peer in original.received}
-            for _, fault, peer in self._now(round_.step, "false_witness", "denying_witness"):
+            for _, fault, peer in lies:
                 if peer != original.witness:
                     continue
                 claims = dict(holds)
