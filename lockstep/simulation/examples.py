@@ -8,6 +8,7 @@ so that what it draws, such as a random transform of a picture, is another in ea
 import hashlib
 import sys
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, Literal
 
 import jax
@@ -20,6 +21,7 @@ from lockstep.python.lockstep_torch.bits import seed_generators
 from lockstep.simulation.arguments import check_call
 from lockstep.simulation.loss_task import PeerRows
 
+BLOCK = 2048  # places that are shuffled at once: neighbours are read soon
 NO_NUMBERS = "OSUMm"  # kinds of dtypes: objects, texts and times
 Subset = Literal["train", "eval"]
 Factory = Callable[[int, int, Subset], Any]
@@ -89,14 +91,26 @@ class PeerData:
     def take(self, indices_N: np.ndarray) -> PeerRows:
         """Return the examples at these places of the run's order."""
         place_N = np.asarray(indices_N, np.int64)
-        pass_N, index_N = np.divmod(place_N, self.examples.count)
         if self.shuffle:
-            for number in np.unique(pass_N):
-                mask = pass_N == number
-                seed = hashlib.sha256(f"lockstep/simulate:{self.seed}:{number}".encode()).digest()
-                index_N[mask] = permute(seed, index_N[mask], self.examples.count)
+            block_N, index_N = np.divmod(place_N, BLOCK)
+            for number in {*block_N.tolist()}:
+                mask = block_N == number
+                index_N[mask] = _shuffled(self.seed, self.examples.count, number)[index_N[mask]]
+        else:
+            index_N = place_N % self.examples.count
         peer_N = np.full(len(index_N), self.peer, np.int32)
         return PeerRows(self.examples.take(index_N, place_N), peer_N)
+
+
+@lru_cache(maxsize=512)  # blocks of 16 kB, two for each of 256 peers
+def _shuffled(seed: int, count: int, block: int) -> np.ndarray:
+    """Return which of so many examples are at the places of a block of the run's order."""
+    pass_N, index_N = np.divmod(np.arange(block * BLOCK, (block + 1) * BLOCK), count)
+    for number in np.unique(pass_N):
+        mask = pass_N == number
+        digest = hashlib.sha256(f"lockstep/simulate:{seed}:{number}".encode()).digest()
+        index_N[mask] = permute(digest, index_N[mask], count)
+    return index_N
 
 
 def data_of_peers(train_data: Any, peers: int, seed: int, *, shuffle: bool) -> list[PeerData]:
