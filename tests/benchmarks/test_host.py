@@ -1,0 +1,13 @@
+"""What a round costs on the host is measured of rounds that send what a run sends."""
+
+import pytest
+
+from benchmarks import host
+from lockstep.wire.message import HEADER
+
+
+@pytest.mark.parametrize("place", host.PLACES)
+def test_measured_rounds_send_whole_messages(place):
+    line = host.measure(place, "13k", "adamw", 4, host.WARM + 3)
+    assert line["bytes_up"] == HEADER.size + 4 * line["parameters"]
+    assert 0 < line["main_ms"] <= line["host_ms"]
