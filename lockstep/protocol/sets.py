@@ -13,21 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-import numpy as np
-
 KEYS = 8
 BITS = 2560  # (1 - exp(-8 x 256 / 2560))^8 = 0.85 %
-U64 = (1 << 64) - 1
-PRIME = 0x100000001B3  # FNV's, of 41 bits
-LOW = 256  # keys of one byte, below which others are alike
-
-
-def fnv1a(data: bytes, key: int) -> int:
-    """Return the 64-bit FNV-1a hash of `data`, with `key` in place of FNV's offset basis."""
-    state = key
-    for byte in data:
-        state = (state ^ byte) * PRIME & U64
-    return state
 
 
 @lru_cache(maxsize=128)
@@ -61,9 +48,9 @@ class Bloom:
 
     def holds(self, items: Sequence[bytes]) -> list[bool]:
         """Return for each item whether it is in the set."""
-        is_set = np.unpackbits(np.frombuffer(self.bits, np.uint8), bitorder="little") == 1
-        found: list[bool] = is_set[_places(tuple(items), self.keys, len(is_set))].all(1).tolist()
-        return found
+        from lockstep.protocol import filters
+
+        return filters.holds(self.bits, tuple(items), self.keys)
 
 
 @dataclass(frozen=True)
@@ -79,39 +66,9 @@ class ExactSet:
 
 @lru_cache(maxsize=128)  # two for each of 32 witnesses: written, then read, then audited
 def _of(items: tuple[bytes, ...], keys: tuple[int, ...]) -> Bloom:
-    is_set = np.zeros(BITS, np.uint8)
-    is_set[_places(items, keys, BITS)] = 1
-    return Bloom(keys, np.packbits(is_set, bitorder="little").tobytes())
+    from lockstep.protocol import filters  # only now: to import the coordinator takes no arrays
 
-
-def _places(items: tuple[bytes, ...], keys: tuple[int, ...], size: int) -> np.ndarray:
-    """Return the bit of each item by each key, in a filter of so many bits: [items, keys].
-
-    A key's upper bytes only add a constant to a hash, so hashes of the 256 lowest bytes serve all
-    keys: fnv1a(item, key) = fnv1a(item, key mod 256) + (key - key mod 256) PRIME^len(item) mod 2^64
-    """
-    if len(set(map(len, items))) != 1:
-        hashes = [[fnv1a(item, key) for key in keys] for item in items]
-        return np.array(hashes, np.uint64).reshape(-1, len(keys)) % np.uint64(size)
-    length = np.uint64(pow(PRIME, len(items[0]), U64 + 1))
-    keys_K = np.array(keys, np.uint64)
-    low_K = keys_K % np.uint64(LOW)
-    hashes_NK = _low_hashes(items)[:, low_K] + (keys_K - low_K) * length
-    return hashes_NK % np.uint64(size)
-
-
-@lru_cache(maxsize=4)  # of the peers, and of the round's commitments
-def _low_hashes(items: tuple[bytes, ...]) -> np.ndarray:
-    """Return each item's FNV-1a with each key of one byte: [items, 256].
-
-    All at once, by arrays: with 256 peers this is most of a round.
-    """
-    rows = np.frombuffer(b"".join(items), np.uint8).reshape(len(items), len(items[0]))
-    state = np.tile(np.arange(LOW, dtype=np.uint64), (len(items), 1))
-    for column in rows.T.astype(np.uint64):
-        state ^= column[:, None]
-        state *= np.uint64(PRIME)
-    return state
+    return Bloom(keys, filters.bits_of(items, keys, BITS))
 
 
 EMPTY = bytes(32)  # the root of no items, which no item can have

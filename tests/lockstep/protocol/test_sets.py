@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.protocol import sets
-from lockstep.protocol.sets import BITS, KEYS, Bloom, fnv1a
+from lockstep.protocol.filters import fnv1a
+from lockstep.protocol.sets import BITS, KEYS, Bloom
 
 BYTES = st.binary(max_size=40)
 
