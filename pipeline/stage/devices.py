@@ -36,7 +36,13 @@ FLAGS_GPU = "--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0 --xla_g
 # In XLA's flags that leave bits open; the last two name what another program tuned.
 INEXACT = ("enable_fast_m", "allow_excess_precision", "autotune_cache", "load_autotune_results")
 BY_RULES = '[peers] bits = "everywhere"'  # steps have the same bits on every machine
-READ_AT_IMPORT = ("JAX_", "JAX2TF_", "FLAX_", "CHECK_VMA", "EAGER_CONSTANT_", "NVIDIA_TF32_")
+READ_AT_IMPORT = (
+    *("JAX_", "JAX2TF_", "FLAX_", "CHECK_VMA", "EAGER_CONSTANT_"),
+    "PJRT_NPROC",  # has precedence over NPROC
+    # Of XLA and NVIDIA's libraries on a GPU: how kernels are compiled, what products round to.
+    *("NVIDIA_TF32_", "CUBLAS_EMULAT", "TF_FP16_", "TF_ENABLE_WINOGRAD_", "TF_USE_CUDNN_"),
+    *("TRITON_", "DISABLE_LLVM_OPT", "DISABLE_PTXAS_OPT"),
+)
 STAY = (
     *("JAX_PLATFORM", "JAX_NUM_CPU_DEVICES", "JAX_CUDA_VISIBLE_", "JAX_ROCM_VISIBLE_"),
     *("JAX_COMPILATION_CACHE_", "JAX_ENABLE_COMPILATION_CACHE", "JAX_PERSISTENT_CACHE_"),

@@ -74,7 +74,9 @@ def test_stages_of_one_process_record_the_flags_of_a_stage_alone(environment):
 
 def test_of_jaxs_variables_only_those_stay_that_change_no_result_or_are_recorded(environment):
     stay = {"JAX_PLATFORMS": "cpu", "JAX_LOG_COMPILES": "0", "JAX_DEFAULT_MATMUL_PRECISION": "high"}
-    go = ("JAX_ENABLE_X64", "JAX_OF_A_LATER_RELEASE", "FLAX_FIX_RNG_SEPARATOR", "CHECK_VMA")
+    jaxs = ("JAX_ENABLE_X64", "JAX_OF_A_LATER_RELEASE", "FLAX_FIX_RNG_SEPARATOR", "CHECK_VMA")
+    # PJRT_NPROC has precedence over NPROC, which [peers] threads sets and a header records
+    go = (*jaxs, "PJRT_NPROC", "TRITON_DEFAULT_FP_FUSION", "CUBLAS_EMULATE_SINGLE_PRECISION")
     for name, value in {**stay, **dict.fromkeys(go, "1")}.items():
         environment.setenv(name, value)
     environment.setenv("JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES", "all")
