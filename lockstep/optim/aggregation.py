@@ -3,7 +3,7 @@
 Each optimizer takes an `aggregate`, and reduces the values that peers sent by nothing else.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial, reduce
 from typing import Protocol
 
@@ -60,39 +60,6 @@ def few_of(x: jax.Array, axis: int | None = None) -> jax.Array:
     """Return the factor by which x may be summed: 1, and less where x is near float32's limit."""
     # It depends on x, because XLA moves a product with a constant behind the sum.
     return jnp.where(jnp.max(jnp.abs(x), axis=axis, initial=0.0) > LARGE, FEW, 1.0)
-
-
-def mean_on_host(values: Sequence[np.ndarray], weight: np.ndarray) -> np.ndarray:
-    """Return the `mean` of a slice of each peer's values, on the host.
-
-    It sums in float32, one peer after the other, so that an element's bits do not depend on how
-    the array was sliced. XLA sums in an order that depends on shapes, so last bits may differ
-    from `mean`.
-
-    Args:
-      values: Float32 arrays of one shape, by peer. An array of weight 0 is not read.
-      weight: Integers or bool [peer].
-    """
-    share = weight.astype(np.float32) / np.float32(max(weight.max(), 1))
-    count = max(share.sum(), np.float32(1))
-
-    def scaled_mean(scale: np.float32) -> np.ndarray:
-        average = np.zeros_like(values[0])
-        for x, factor in zip(values, share * scale, strict=True):
-            if factor:
-                average += x if factor == 1 else factor * x
-        average /= count
-        return average
-
-    with np.errstate(over="ignore"):
-        average = scaled_mean(np.float32(1))
-    if (overflowed := ~np.isfinite(average)).any():
-        average[overflowed] = scaled_mean(np.float32(FEW))[overflowed] / np.float32(FEW)
-    return average
-
-
-ON_HOST = {mean: mean_on_host}
-"""Each `AggregateFn` that also works on the host, slice by slice, with its host version."""
 
 
 def median(values: Tree, weight: jax.Array) -> Tree:

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import optax
 
 from lockstep.optim import expect
-from lockstep.optim.aggregation import ON_HOST, AggregateFn, mean
+from lockstep.optim.aggregation import AggregateFn, mean
 from lockstep.optim.directions import orthogonal
 from lockstep.optim.optimizer import (
     KeyPath,
@@ -92,7 +92,7 @@ def dense(
     def areas(params: Tree) -> Tree:
         return jax.tree.map(lambda _: 0, params)
 
-    merge = Merge(ON_HOST[aggregate], take) if aggregate in ON_HOST else None
+    merge = Merge(aggregate, take) if aggregate is mean else None
     return Optimizer(init, accumulate, send, receive, areas, merge=merge)
 
 

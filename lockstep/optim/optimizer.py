@@ -1,6 +1,6 @@
 """The interface of optimizers: seven pure functions over two states."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -40,18 +40,16 @@ class RoundPeers(NamedTuple):
 class Merge(NamedTuple):
     """`Optimizer.receive` in two parts, for messages too large to have all peers' on a device.
 
-    Except for rounding,
-
         receive(messages, peers, params, shared, step)
-          = take(aggregate of each array of the messages, params, shared, step)
+          = take(aggregate(messages, peers.weight), params, shared, step)
 
     Attributes:
-      aggregate: aggregate(values, weight) of some elements of an array of all peers, on the host;
-        see `aggregation.mean_on_host`.
+      aggregate: The rule of aggregation. What it makes of an element depends on no other element,
+        so that an array can be merged a slice at a time.
       take: take(merged, params, shared, step) -> updates, shared: `receive` after its aggregate.
     """
 
-    aggregate: Callable[[Sequence[np.ndarray], np.ndarray], np.ndarray]
+    aggregate: Callable[[Tree, jax.Array], Tree]
     take: Callable[[Tree, Tree, Tree, jax.Array], tuple[Tree, Tree]]
 
 

@@ -4,7 +4,7 @@ Trainers, verifiers, the self-test and an audit's replay all call `Replica.step`
 `Replica.receive`: one program on one layout of the same shapes, which is why they get one result.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import jax
@@ -98,7 +98,7 @@ class Replica:
         return self.params, own, self.shared, rows_MB, count, step
 
 
-PART = 2**22  # elements that are merged at once
+AT_ONCE = 2**24  # elements of all peers that are merged at once
 
 
 def merge_parts(
@@ -106,29 +106,28 @@ def merge_parts(
 ) -> Tree:
     """Return the merged messages of all peers, on a device group.
 
-    They are merged on the host, one slice of an array at a time. So a device needs one more copy of
-    the params, and not one for each peer; the host needs an array of it, and the messages' own
-    bytes, which are on disk.
+    One slice of an array is merged at a time, by the rules of `receive`, which give it the same
+    bits. So a device needs one more copy of the params, and not one for each peer; the host needs
+    an array of it, and the messages themselves, which may be on disk.
 
     The optimizer has a `merge`. `messages` may hold anything for an absent peer, of weight 0.
     """
-    assert programs.optimizer.merge is not None
-    aggregate = programs.optimizer.merge.aggregate
     leaves = zip(*map(jax.tree.leaves, messages), strict=True)
-    merged = [group.put_owned(_merge(aggregate, rows, weight)) for rows in leaves]
+    merged = [group.put_owned(_merge(programs, rows, weight)) for rows in leaves]
     return jax.tree.unflatten(jax.tree.structure(programs.form.like), merged)
 
 
-def _merge(
-    aggregate: Callable[[Sequence[np.ndarray], np.ndarray], np.ndarray],
-    rows: Sequence[np.ndarray],
-    weight: np.ndarray,
-) -> np.ndarray:
+def _merge(programs: Programs, rows: Sequence[np.ndarray], weight: np.ndarray) -> np.ndarray:
     """Merge one array of the messages."""
     merged = np.empty(rows[0].shape, rows[0].dtype)
     flat, rows = merged.reshape(-1), [np.asarray(row).reshape(-1) for row in rows]
-    for first in range(0, len(flat), PART):
-        part = slice(first, first + PART)
-        flat[part] = aggregate([row[part] for row in rows], weight)
+    # all slices are of one shape, for which a program is compiled
+    width = max(1, min(len(flat), AT_ONCE // len(rows)))
+    slices = np.zeros((len(rows), width), merged.dtype)
+    for first in range(0, len(flat), width):
+        part = flat[first : first + width]
+        for row, values in zip(rows, slices, strict=True):
+            values[: len(part)] = row[first : first + len(part)]
+        part[:] = np.asarray(programs.aggregate(slices, weight))[: len(part)]
         spool.drop_pages(rows)
     return merged

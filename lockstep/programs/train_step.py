@@ -166,6 +166,12 @@ class Programs:
         return self.form.large and self.optimizer.merge is not None
 
     @cached_property
+    def aggregate(self) -> Callable[[Tree, np.ndarray], Tree]:
+        """The merge of some elements: (values, weight) -> values, with the bits of `receive`."""
+        assert self.optimizer.merge is not None
+        return jax.jit(same_bits(self.optimizer.merge.aggregate))
+
+    @cached_property
     def take(self) -> Callable[[Tree, Tree, Tree, jax.Array], tuple[Tree, Tree]]:
         """`receive` of merged messages: (merged, params, shared, step) -> params, shared.
 
