@@ -260,6 +260,8 @@ def micro_batches(
 
     def cut(rows_N: np.ndarray) -> np.ndarray:
         shape = rows_N.shape[1:]
+        if len(rows_N) == lots * micro * size:  # all are full
+            return rows_N.reshape(lots * micro, size, *shape)
         padded = np.zeros((lots, micro * size, *shape), rows_N.dtype)
         ends = lots if lot is None else range(lot, lots * lot, lot)
         for part, rows in zip(padded, np.array_split(rows_N, ends), strict=True):
