@@ -87,10 +87,12 @@ def proven(
     `seed` is the round's. `commitments` are those of the senders, hex, and `others` the other ones
     of equivocators.
     """
-    known = {**commitments} | {peer: others.get(peer, "") for peer in attestation.others}
-    claimed = {peer: known.get(peer, "") for peer in attestation.received}
-    if not all(claimed.values()):  # nobody committed to such a message
+    has_other = set(attestation.others)
+    known = {p: held for p, held in commitments.items() if p not in has_other}
+    known |= {peer: held for peer, held in others.items() if peer in has_other}
+    if not known.keys() >= set(attestation.received):  # nobody committed to such a message
         return {}
+    claimed = {peer: known[peer] for peer in attestation.received}
     digests = _digests(tuple(claimed.values()))
     if sets.root(digests).hex() != attestation.root:
         return {}
