@@ -53,22 +53,18 @@ def parameters(gap_M: np.ndarray, counts: Sequence[int]) -> list[int]:
     """Return, for each run of `counts` gaps, the smallest r with the fewest bits.
 
     bits(r) = n (r + 1) + sum(gap div 2^r) is convex in r: take the first that the next does not
-    beat. By at least half of sum(gap) / 2^r - n that sum is smaller for the next, so that the next
-    is better for each r with sum(gap) >= 3 n 2^r.
+    beat. The next's sum is smaller by half at least, and by sum(gap) / 2^r at most. So the next is
+    better for each r with 3 n 2^r <= sum(gap), and for none with n 2^r >= sum(gap): three are left.
     """
     starts, n = np.cumsum([0, *counts[:-1]]), np.array(counts)
-    sums = np.add.reduceat(gap_M, starts, dtype=np.int64) // (3 * n)
-    chosen = np.array([int(x).bit_length() for x in sums])
-    high_M = high_parts(gap_M, counts, chosen.tolist())
-    total = np.add.reduceat(high_M, starts, dtype=np.int64)
-    while True:
+    most = np.add.reduceat(gap_M, starts, dtype=np.int64) // (3 * n)
+    first = [int(x).bit_length() for x in most]
+    high_M, sums = high_parts(gap_M, counts, first), []
+    for _ in range(3):
+        sums.append(np.add.reduceat(high_M, starts, dtype=np.int64))
         high_M >>= 1
-        next_total = np.add.reduceat(high_M, starts, dtype=np.int64)
-        gains = total - next_total > n
-        if not gains.any():
-            return [int(r) for r in chosen]
-        chosen += gains  # convex: a run that gains no more never gains again
-        total = next_total
+    gains = (sums[0] - sums[1] > n).astype(int) + (sums[1] - sums[2] > n)
+    return [r + int(more) for r, more in zip(first, gains, strict=True)]
 
 
 def bytes_most(shapes: Sequence[tuple[int, int, int]]) -> int:
@@ -93,27 +89,24 @@ def bytes_of(indices: Sequence[jax.Array], areas: Sequence[int]) -> jax.Array:
     int32 as well.
     """
     counts = np.array([index_NK.size for index_NK in indices], np.int32)
-    sums = map(_sums, indices, areas)
-    chosen, highs = zip(*map(_least, sums, counts.tolist()), strict=True)
-    chosen_L = jnp.stack(chosen)
-    size = (jnp.sum(jnp.stack(highs), dtype=jnp.int32) + 7) // 8
+    chosen, highs = map(jnp.stack, zip(*map(_least, indices), strict=True))
+    size = (jnp.sum(highs + counts, dtype=jnp.int32) + 7) // 8
     for r in range(1, max(areas).bit_length() + 1):  # planes of one r are joined, then padded
-        coded = jnp.sum(jnp.where(chosen_L == r, counts, 0), dtype=jnp.int32)
+        coded = jnp.sum(jnp.where(chosen == r, counts, 0), dtype=jnp.int32)
         size += r * ((coded + 7) // 8)
     return size
 
 
-def _sums(index_NK: jax.Array, area: int) -> jax.Array:
-    """Return sum(gap div 2^r) of a parameter for each r, until it is zero."""
-    index_NK = index_NK.astype(jnp.int32)
-    gap_NK = jnp.diff(index_NK, prepend=-1) - 1
-    return jnp.stack([jnp.sum(gap_NK >> r, dtype=jnp.int32) for r in range(area.bit_length() + 1)])
-
-
-def _least(sum_R: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-    """Return the r that `parameters` chooses, and the bits of the high parts with it."""
-    chosen = jnp.sum(sum_R[:-1] - sum_R[1:] > count, dtype=jnp.int32)  # convex: gains only shrink
-    return chosen, sum_R[chosen] + count
+def _least(index_NK: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return the r that `parameters` chooses for a parameter, and its sum(gap div 2^r)."""
+    n, index_NK = index_NK.size, index_NK.astype(jnp.int32)
+    gap_NK = jnp.diff(index_NK, axis=1) - 1
+    gap_M = jnp.concatenate([index_NK[:, :1], gap_NK], axis=1).reshape(-1)
+    total = jnp.sum(index_NK[:, -1] + 1, dtype=jnp.int32) - n
+    first = 32 - jax.lax.clz(total // (3 * n))
+    sums = jnp.sum(gap_M >> (first + jnp.arange(3))[:, None], axis=1, dtype=jnp.int32)
+    gains = jnp.sum(sums[:2] - sums[1:] > n, dtype=jnp.int32)
+    return first + gains, sums[gains]
 
 
 def pack_low(gaps: Sequence[np.ndarray], r: int) -> bytes:
