@@ -26,7 +26,10 @@ from pipeline.stage.keys import PROJECT
 
 # SHA-256 of the params of section default_run, by its rounds, as two cores with AVX-512 had them:
 # `python -m benchmarks.gpu --sections default_run`, JAX 0.11.2.
-ON_A_CPU = {2: "3899986a657b4e0b97fdd7dc8c99468f2f406f77f52978a3525def73b8480a45"}
+ON_A_CPU = {
+    2: "3899986a657b4e0b97fdd7dc8c99468f2f406f77f52978a3525def73b8480a45",
+    200: "9693239549ad5122fce21bf5966dd159b21d973ca5665fd3e3963b0ea8cfc0a3",
+}
 
 
 def bits(extent: Extent, work: Path) -> Iterator[dict]:
