@@ -5,7 +5,9 @@ float32 alone is not rounded right on every device, and so do functions of a sch
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -31,6 +33,7 @@ INVERSE_ERROR_FAR = (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342
 # log(2), of which the first part has so few bits that its product with a small integer is exact
 LOG_2 = (0.693359375, -2.12194440e-4)
 LEAST_EXPONENT = -87.33654  # e to a smaller number is subnormal, which is 0 on some devices
+LARGE = 2**20  # elements, which take longer to compute than to read again
 NEAREST = lax.RoundingMethod.TO_NEAREST_EVEN
 
 
@@ -102,6 +105,18 @@ class Arithmetic:
         guarded = lax.platform_dependent(wide, cuda=self.apart, default=lambda x: x)
         return lax.convert_element_type(guarded, np.float32)
 
+    def once(self, function: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
+        """Return function(x), of x's shape and type, which a CPU computes once if x is large.
+
+        XLA counts single operations as cheap, and computes them again for each use. Not so the
+        result of a choice, even of this one, which `zero` always makes alike.
+        """
+        if x.size < LARGE:
+            return function(x)
+        chosen = partial(lax.cond, lax.eq(self.zero, 0), function, lambda x: x)
+        result: jax.Array = lax.platform_dependent(x, cpu=chosen, default=function)
+        return result
+
     def integer_power(self, x: jax.Array, exponent: int) -> jax.Array:
         """Return x to a constant exponent, by products."""
         if exponent < 0:
@@ -130,10 +145,11 @@ class Arithmetic:
         return jnp.where(exponent < 0, self.over(lax.full_like(x, 1), power), power)
 
     def exponential(self, x: jax.Array) -> jax.Array:
-        """Return e to the float32 numbers x, within two units of the last place; 0 if subnormal.
+        """Return e to the float32 numbers x, within two units of the last place; 0 if subnormal."""
+        return self.once(self._exponential, x)
 
-        e^x = 2^n e^r for the integer n nearest to x / log(2), and r = x - n log(2).
-        """
+    def _exponential(self, x: jax.Array) -> jax.Array:
+        """Return e^x = 2^n e^r for the integer n nearest to x / log(2), and r = x - n log(2)."""
         clamped = lax.clamp(np.float32(LEAST_EXPONENT), x, np.float32(89))  # e^89 is infinite
         turns = lax.round(self.times(clamped, _full(x, 1 / math.log(2))), NEAREST)
         remainder = clamped

@@ -24,8 +24,13 @@ from lockstep.same_bits.sums import EXACT, in_order, padded, rounded, unit_of
 
 DotDimensions = tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]
 Product = Callable[[jax.Array, jax.Array, DotDimensions], jax.Array]
+MATRICES: DotDimensions = ((1,), (0,)), ((), ())
+# A kernel's gradient, as JAX has it: of outputs and inputs, over their rows, and then transposed.
+# XLA's libraries are quicker with `MATRICES`, of which nothing is transposed but the inputs.
+OF_A_KERNEL: DotDimensions = ((0,), (0,)), ((), ())
 FEW_BITS = 8
 BLOCK = 2 ** (24 - 2 * FEW_BITS)  # terms
+UNITS = np.float32(1.5 * 2.0**23)
 AT_ONCE = 16  # blocks whose products are held at a time
 LEAST = -63  # a unit is at least 2^this, since products of units must be normal numbers
 
@@ -49,6 +54,8 @@ def in_blocks(x: jax.Array, y: jax.Array, dimensions: DotDimensions) -> jax.Arra
 
     What is below 2^-64 counts as 0, and a block with numbers of 2^111 and more as NaN.
     """
+    if dimensions == OF_A_KERNEL and x.ndim == y.ndim == 2:
+        return in_blocks(y.T, x, MATRICES).T
     (over_x, over_y), (batch_x, batch_y) = dimensions
     x, (axis_x,), batch_x = _one_axis(x, over_x, batch_x)
     y, (axis_y,), batch_y = _one_axis(y, over_y, batch_y)
@@ -146,12 +153,11 @@ def _blocks_first(x: jax.Array, axis: int, count: int) -> jax.Array:
 def _few_bits(x: jax.Array, axis: int) -> jax.Array:
     """Return x rounded to `FEW_BITS` bits of the largest over an axis.
 
-    The sum with 1.5 * 2^23 units has no room for less than one.
+    The sum with `UNITS` units has no room for less than one.
     """
     largest = jnp.max(lax.abs(x), axis, keepdims=True, initial=0)
-    exponent = lax.bitcast_convert_type(largest, np.int32) >> np.int32(23)
-    biased = jnp.maximum(exponent + np.int32(1 - FEW_BITS), np.int32(127 + LEAST)) + np.int32(23)
-    shift = lax.bitcast_convert_type((biased << np.int32(23)) + np.int32(1 << 22), np.float32)
-    shift = jnp.where(biased < 255, shift, np.float32(math.nan))
+    bits = lax.bitcast_convert_type(largest, np.int32) & np.int32(0x7F800000)
+    power = lax.bitcast_convert_type(bits, np.float32)  # infinite if a number is not finite
+    shift = jnp.maximum(power * np.float32(UNITS * 2.0 ** (1 - FEW_BITS)), UNITS * 2.0**LEAST)
     shift = jnp.broadcast_to(shift, x.shape)
-    return lax.sub(lax.add(x, shift), shift)
+    return lax.sub(lax.add(x, shift), shift)  # an infinite one gives NaN

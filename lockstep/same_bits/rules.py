@@ -13,7 +13,7 @@ from jax import lax
 
 from lockstep.same_bits.elementary import Arithmetic
 from lockstep.same_bits.products import Product, convolution
-from lockstep.same_bits.sums import scatter_add, total
+from lockstep.same_bits.sums import add_once, scatter_add, total
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,12 @@ def _reciprocal_root(numbers: Numbers, inputs: list[Any], _: dict[str, Any]) -> 
 
 
 def _scatter_add(_: Numbers, inputs: list[Any], settings: dict[str, Any]) -> jax.Array:
+    axis = _axis_of_one_each(inputs, settings)
+    if axis is not None:
+        x, *one_each = inputs
+        shape = tuple(1 if i == axis else size for i, size in enumerate(x.shape))
+        return add_once(x, *(z.reshape(shape) for z in one_each), axis)
+
     def bind(x: jax.Array, at: jax.Array, updates: jax.Array) -> jax.Array:
         return lax.scatter_add(
             x, at, updates, settings["dimension_numbers"], mode=settings["mode"],
@@ -76,6 +82,26 @@ def _scatter_add(_: Numbers, inputs: list[Any], settings: dict[str, Any]) -> jax
         )  # fmt: skip
 
     return scatter_add(bind, *inputs)
+
+
+def _axis_of_one_each(inputs: list[Any], settings: dict[str, Any]) -> int | None:
+    """Return the axis along which a scatter has one update in each row; None if it has others.
+
+    The gradient of `take_along_axis` is such a scatter where one element of each row was taken.
+    """
+    x, at, updates = inputs
+    numbers = settings["dimension_numbers"]
+    axes, of_rows = numbers.scatter_dims_to_operand_dims, numbers.scatter_indices_batching_dims
+    rows = tuple(axis for axis in range(x.ndim) if axis not in axes)
+    is_one_each = (
+        len(axes) == 1
+        and numbers.operand_batching_dims == rows
+        and of_rows == tuple(sorted(of_rows))
+        and updates.size == math.prod(x.shape[axis] for axis in rows)
+        and at.dtype == np.int32
+        and settings["mode"] != lax.GatherScatterMode.CLIP  # which moves a place that is outside
+    )
+    return int(axes[0]) if is_one_each else None
 
 
 RULES: dict[str, Rule] = {

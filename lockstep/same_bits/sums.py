@@ -63,13 +63,32 @@ def scatter_add(
     places and updates, of any type.
     """
     with jax.enable_x64(True):
-        bits = EXACT - math.ceil(math.log2(max(2, updates.size)))
-        axes = tuple(range(updates.ndim))
-        unit = unit_of(updates, axes, bits)
-        counts = lax.round(lax.div(_wide(updates), jnp.broadcast_to(unit, updates.shape)), NEAREST)
-        sums = bind(jnp.zeros(x.shape, np.int64), at, lax.convert_element_type(counts, np.int64))
+        counts, unit = _counts_of(updates)
+        sums = bind(jnp.zeros(x.shape, np.int64), at, counts)
         scaled = lax.mul(_wide(sums), jnp.broadcast_to(unit.reshape(()), x.shape))
         return lax.add(x, lax.convert_element_type(scaled, np.float32))
+
+
+def add_once(x: jax.Array, at: jax.Array, updates: jax.Array, axis: int) -> jax.Array:
+    """Return what `scatter_add` does with one update in each row along an axis, 1 long there.
+
+    Places are compared with the named ones, which takes no memory; integers take twice that of x.
+    """
+    with jax.enable_x64(True):
+        counts, unit = _counts_of(updates)
+        scaled = lax.mul(_wide(counts), jnp.broadcast_to(unit, counts.shape))
+        nothing = lax.mul(unit, lax.full_like(unit, 0.0))  # NaN if an update is not finite
+        scaled, nothing = (lax.convert_element_type(z, np.float32) for z in (scaled, nothing))
+    is_named = lax.broadcasted_iota(at.dtype, x.shape, axis) == at
+    return lax.add(x, jnp.where(is_named, scaled, nothing))
+
+
+def _counts_of(updates: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return updates as int64 numbers of a unit, whose sums are exact, and the unit."""
+    bits = EXACT - math.ceil(math.log2(max(2, updates.size)))
+    unit = unit_of(updates, tuple(range(updates.ndim)), bits)
+    counts = lax.round(lax.div(_wide(updates), jnp.broadcast_to(unit, updates.shape)), NEAREST)
+    return lax.convert_element_type(counts, np.int64), unit
 
 
 def unit_of(x: jax.Array, axes: tuple[int, ...], bits: int) -> jax.Array:

@@ -15,7 +15,7 @@ from jax import lax
 from lockstep.same_bits.elementary import Arithmetic
 from lockstep.same_bits.evaluation import same_bits, without_rule
 from lockstep.same_bits.products import in_blocks, in_float64
-from lockstep.same_bits.sums import total
+from lockstep.same_bits.sums import add_once, scatter_add, total
 from tests.lockstep.same_bits import merges
 
 STEP = jnp.int32(1)
@@ -145,6 +145,8 @@ def test_products_in_blocks_are_those_of_operands_in_eight_bits(terms):
     np.testing.assert_array_equal(found, expected)
     turned = jax.jit(partial(in_blocks, dimensions=(((0,), (1,)), ((), ()))))(y, x)
     np.testing.assert_array_equal(turned, expected.T)
+    of_a_kernel = jax.jit(partial(in_blocks, dimensions=(((0,), (0,)), ((), ()))))(x.T, y)
+    np.testing.assert_array_equal(of_a_kernel, expected)
 
 
 @pytest.mark.parametrize("product", [in_float64, in_blocks])
@@ -182,6 +184,43 @@ def test_updates_that_name_a_place_often_are_added_in_any_order():
     assert without_rule(add, updates, at) == set()
 
 
+@pytest.mark.parametrize("last", [1.0, np.inf, np.nan])
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_one_update_in_each_row_gives_what_updates_in_any_order_give(axis, last):
+    rng, shape = np.random.default_rng(6), (3, 4, 5)
+    rows = tuple(1 if i == axis else size for i, size in enumerate(shape))
+    updates = normal(*rows) * 2.0 ** rng.integers(-60, 9, rows)  # the smallest are rounded
+    updates = updates.astype(np.float32)
+    at = rng.integers(0, shape[axis], rows, dtype=np.int32)
+    x = normal(*shape, seed=1) * np.float32(1e-9)
+    x[0], updates.ravel()[-1], at.ravel()[0] = -0.0, last, shape[axis]  # the first is outside
+
+    def bind(x, at, updates):
+        grid = list(jnp.indices(rows))
+        grid[axis] = at
+        return x.at[tuple(grid)].add(updates, mode="drop")
+
+    found = jax.jit(partial(add_once, axis=axis))(x, at, updates)
+    expected = jax.jit(partial(scatter_add, bind))(x, at, updates)
+    np.testing.assert_array_equal(bits_of(found), bits_of(expected))
+
+
+def bits_of(x):
+    """The bits of numbers; of those that are none, no bits."""
+    return np.where(np.isnan(x), 0, np.asarray(x).view(np.int32))
+
+
+def test_the_gradient_of_one_element_of_each_row_scatters_nothing():
+    at, given = np.array([[2], [0], [2]], np.int32), normal(3, 1)
+
+    def gradient(at, given):
+        return jax.vjp(lambda x: jnp.take_along_axis(x, at, 1), jnp.zeros((3, 4)))[1](given)[0]
+
+    program = same_bits(gradient)
+    assert "stablehlo.scatter" not in lowered_for("cpu", program, at, given)
+    np.testing.assert_array_equal(program(at, given), np.where(np.arange(4) == at, given, 0))
+
+
 def test_powers_equal_those_in_float64():
     exponents = np.arange(-5, 300, dtype=np.int32)
     base = np.full(exponents.shape, 0.95, np.float32)
@@ -205,6 +244,14 @@ def test_exponentials_are_within_two_units_of_those_in_float64():
     np.testing.assert_allclose(found, np.exp(x.astype(np.float64)), rtol=2.0**-22)
     found = compiled("exponential", np.float32([-1e9, -90, 89, 1e9, np.inf, -np.inf, np.nan]))
     np.testing.assert_array_equal(found, [0, 0, np.inf, np.inf, np.inf, 0, np.nan])
+
+
+def test_exponentials_of_large_arrays_are_a_choice_on_a_cpu_and_the_same():
+    x, function = normal(2**20), same_bits(jnp.exp)
+    halves = [function(half) for half in np.split(x, 2)]
+    np.testing.assert_array_equal(function(x), np.concatenate(halves))
+    cpu, cuda = (lowered_for(platform, function, x) for platform in ("cpu", "cuda"))
+    assert cpu.count("stablehlo.case") == cuda.count("stablehlo.case") + 1  # JAX's own choose both
 
 
 def test_logarithms_equal_those_in_float64():
