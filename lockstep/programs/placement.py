@@ -40,6 +40,11 @@ class DeviceGroup:
         parts = len(self.devices)
         return self._put(tree, lambda x: cut(x.shape, parts))
 
+    def layout(self, tree: Tree) -> Tree:
+        """Return how `put` lays out arrays of these shapes."""
+        parts = len(self.devices)
+        return jax.tree.map(lambda x: self._on(cut(x.shape, parts)), tree)
+
     def put_owned(self, array: np.ndarray) -> jax.Array:
         """Put an array as `put` does, in memory that a program may reuse for its result."""
         if self._spans_processes:

@@ -68,10 +68,6 @@ class Replica:
         """
         ages = range(max(map(age_of, messages), default=0) + 1)
         slots = [slot(peer, age) for age in ages for peer in range(count)]
-        form = self.programs.form
-        # A row for every peer: shapes that do not depend on who is absent are compiled once.
-        absent = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), form.like)
-        rows = [messages.get(slot, absent) for slot in slots]
         trained, weight = (
             np.array([by_slot[slot] if slot in messages else 0 for slot in slots], np.int32)
             for by_slot in (sequences, sequences if weights is None else weights)
@@ -80,14 +76,32 @@ class Replica:
         peers = RoundPeers(weight, age, self.programs.lots.steps_for(trained))
         peers, step = self.group.whole((peers, np.int32(step)))
         if self.programs.merges_in_parts:
+            like = self.programs.form.like
+            absent = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), like)
+            rows = [messages.get(slot, absent) for slot in slots]
             merged = merge_parts(self.programs, self.group, rows, weight)
             params, shared = self.programs.take(merged, self.params, self.shared, step)
         else:
-            stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
-            params, shared = self.programs.receive(
-                self.group.put(stacked), peers, self.params, self.shared, step
-            )
+            stacked = self._stacked([messages.get(slot) for slot in slots])
+            params, shared = self.programs.receive(stacked, peers, self.params, self.shared, step)
         return replace(self, params=params, shared=shared)
+
+    def _stacked(self, rows: Sequence[Tree | None]) -> Tree:
+        """Return messages as one tree with a leading axis [peer], on this group.
+
+        They may lie on the host, on this group or on another. There is a row for every peer, zero
+        where there is no message: shapes that do not depend on who is absent are compiled once.
+        """
+        here = set(self.group.devices)
+
+        def brought(row: Tree) -> Tree:
+            leaf = jax.tree.leaves(row)[0]
+            elsewhere = isinstance(leaf, jax.Array) and leaf.devices() != here
+            return self.group.put(row) if elsewhere else row
+
+        stack, nothing = self.programs.stack_on(self.group, len(rows))
+        absent = nothing() if any(row is None for row in rows) else None
+        return stack([absent if row is None else brought(row) for row in rows])
 
     def arguments(self, own: Tree, work: Work, step: int) -> tuple:
         """Return the arguments of `Programs.peer_step`, on this group."""

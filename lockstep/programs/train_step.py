@@ -26,7 +26,7 @@ from lockstep.programs.local_training import (
     is_large,
     micro_batches,
 )
-from lockstep.programs.placement import keep_cut
+from lockstep.programs.placement import DeviceGroup, keep_cut
 from lockstep.programs.task import Task
 from lockstep.same_bits.evaluation import same_bits, without_rule
 from lockstep.same_bits.products import Product
@@ -72,6 +72,7 @@ class Programs:
         self.lots = Lots(optimizer.inner_steps, lot)
         self.layout_of_messages, self.parts = wire, parts
         self.keep_cut = partial(keep_cut, parts=parts)
+        self._stacks: dict[tuple[DeviceGroup, int], tuple[Callable, Callable]] = {}
         if steps is not None:
             self.steps = steps
 
@@ -126,6 +127,29 @@ class Programs:
         Every machine gets the same bits, unless some operations are `unruled`.
         """
         return jax.jit(same_bits(self.update_of_all))
+
+    def stack_on(
+        self, group: DeviceGroup, count: int
+    ) -> tuple[Callable[[list[Tree]], Tree], Callable[[], Tree]]:
+        """Return what lays messages out as `receive` takes them on a group, and one of zeros.
+
+        The first is of `count` messages, each on that group or on the host. Both compute nothing:
+        values are as they were.
+        """
+        if (group, count) not in self._stacks:
+            like = self.form.like
+            rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape), x.dtype), like)
+            self._stacks[group, count] = (
+                jax.jit(
+                    lambda rows: jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows),
+                    out_shardings=group.layout(rows),
+                ),
+                jax.jit(
+                    lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like),
+                    out_shardings=group.layout(like),
+                ),
+            )
+        return self._stacks[group, count]
 
     @cached_property
     def unruled(self) -> frozenset[str]:
