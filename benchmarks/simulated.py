@@ -121,9 +121,10 @@ class Lab:
         faults = FaultSchedule(run.faults.schedule, run.peers.seed, self.programs.form)
         peers = peers or make_peers(self.programs, run.peers.layout, self.begin.state, self.devices)
         settings = round_settings(run)
-        swarm = Swarm(settings, peers, lambda _: self.data, faults)
-        snapshots = run.snapshots()
-        writer = Writer(folder, snapshots)
+        writer = Writer(folder, run.snapshots())
+        record = Record(writer)
+        recorded = record.asked(self.programs.form)
+        swarm = Swarm(settings, peers, lambda _: self.data, faults, recorded=recorded)
         writer.header(
             Header(
                 key="0" * 64,
@@ -135,7 +136,6 @@ class Lab:
             )
         )
         writer.snapshot(0, self.begin.state)
-        record = Record(writer)
         begun = record.begin(self.begin, settings)
         TrainingLoop(swarm, begun, record, run.config.total_steps, observers).take_rounds()
         return Trained(Transcript(folder), faults.fired, peers.state().params)

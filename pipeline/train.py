@@ -129,6 +129,7 @@ def _train(setup: Setup, paths: Paths, held: HeldOutRows, stack: ExitStack) -> P
     swarm = site.swarm(
         setup.settings, peers, lambda _: setup.data, faults,
         must_pause=monitor.must_pause, timed=profile.timed, spool=scratch,
+        recorded=record.asked(programs.form),
     )  # fmt: skip
     bar = Progress("train", total=run.config.total_steps, unit="round", start=beginning.step)
     with signals.stopping() as asked_to_stop, checkpoints, bar, monitor:

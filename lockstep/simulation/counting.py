@@ -39,9 +39,9 @@ class CountingSwarm(Swarm):
         self._works = {}
         return _integers({slot: self._counts[key] for slot, key in keys.items()})
 
-    def apply(self, messages: Mapping[int, Tree], round_: Round) -> None:
-        """Have all peers take the step of a round's messages, by slot."""
-        self.peers.receive(messages, round_.sequences, round_.step, self.weights(round_))
+    def merge(self, messages: Mapping[int, Tree], round_: Round) -> tuple:
+        """Return the arguments of `SimulatedPeers.receive` for messages of a round, by slot."""
+        return *super().merge(messages, round_), self.weights(round_)
 
     def _read(self, peer: int, span: Span, round_: Round) -> Work:
         if (peer, span) not in self._works:

@@ -290,7 +290,8 @@ def take_rounds(problem: Problem, saved: SavedSimulation, log: Log) -> Result:
         if not start.step:
             measurements.measure()
         faults = FaultSchedule(args.faults, args.seed, programs.form)
-        swarm = CountingSwarm(settings, peers, data_of_peers.__getitem__, faults)
+        recorded = saved.record.asked(programs.form)
+        swarm = CountingSwarm(settings, peers, data_of_peers.__getitem__, faults, recorded=recorded)
         observers = [
             Watch(settings.closing.limit, "simulate"),
             measurements,

@@ -1,12 +1,14 @@
 """The messages of a round: packed while others train, and brought to every peer.
 
-A message is `Sent` by its peer and `Delivered` as bytes.
+A message is `Packed` where it was made, `Sent` by its peer, and `Delivered` to all.
 """
 
+import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from threading import Semaphore
 from typing import NamedTuple
@@ -23,34 +25,81 @@ from lockstep.swarm.faults import FaultSchedule
 from lockstep.swarm.peers import StepResult
 from lockstep.wire import bound, exchange
 from lockstep.wire import message as wire
-from lockstep.wire.exchange import Sent
+from lockstep.wire.exchange import Asked, Sent
+from lockstep.wire.facts import Facts
+
+
+class Packed(NamedTuple):
+    """A message that is being packed."""
+
+    make: Callable[[], Sent]  # waits for what was asked of it; raises a `WireError`
+    #: The message where it was made, if it stays there; then `facts` are being computed beside it.
+    message: Tree = None
+    facts: Facts | None = None
+
+    def sent(self, facts: Facts | None, form: wire.Form) -> Sent:
+        """Return what its peer sends; `facts` are those on the host.
+
+        Raises:
+          WireError: The message is invalid.
+        """
+        if facts is None:
+            return self.make()
+        if not facts.finite:
+            raise wire.NotFiniteValueError("a value is not finite")
+        size = form.bytes_most - int(facts.saved)
+        return self.make()._replace(largest=float(facts.largest), counted=size)
 
 
 @dataclass(frozen=True)
 class Outbox:
-    """The thread that packs a training's messages, one at a time."""
+    """The threads that make of a training's messages what is asked of them."""
 
-    form: wire.Form
+    programs: Programs
+    asked: Asked = Asked.BYTES
     # where large messages are stored; None is the system's folder of temporary files
     folder: Path | None = None
-    _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "outbox"))
+    _threads: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(os.cpu_count(), "outbox")
+    )
     _one_large: Semaphore = field(default_factory=lambda: Semaphore(1))  # on the host at a time
 
-    def put(self, message: Tree, peer: int, round_: Round) -> Future[Sent]:
-        """Take a peer's message to the host, and pack it.
+    @property
+    def form(self) -> wire.Form:
+        """The form of the messages."""
+        return self.programs.form
 
-        Waits for the message, and with a large one for the one before it to be on disk. The caller
-        lets go of it. The future raises a `WireError` if the message is invalid: a process may
-        send anything of its shape, and a step may come to NaN.
+    def put(self, message: Tree, peer: int, round_: Round) -> Packed:
+        """Begin to make of a peer's message what is asked of it.
+
+        Waits for nothing, but with a large message for it, and for the one before it to be on disk;
+        the caller lets go of it. A message that was made here is one, unless a step came to NaN;
+        another process may send anything of its shape, so its bytes are read as a stranger's.
         """
-        if not self.form.large:
-            return self._thread.submit(self._pack, jax.device_get(message), peer, round_)
-        jax.block_until_ready(message)
-        self._one_large.acquire()
-        arrays = jax.device_get(jax.tree.leaves(message))
-        return self._thread.submit(self._spool, arrays, peer, round_)
+        if self.form.large:
+            jax.block_until_ready(message)
+            self._one_large.acquire()
+            arrays = jax.device_get(jax.tree.leaves(message))
+            return Packed(self._threads.submit(self._spool, arrays, peer, round_).result)
+        leaves = jax.tree.leaves(message)
+        if not all(isinstance(leaf, jax.Array) for leaf in leaves):
+            return Packed(self._threads.submit(self._read, message, peer, round_).result)
+        facts = self.programs.facts(message)
+        if self.asked == Asked.FACTS:
+            return Packed(partial(Sent, None, b"", message=message), message, facts)
+        for leaf in leaves:
+            leaf.copy_to_host_async()
+        return Packed(
+            self._threads.submit(self._make, message, peer, round_).result, message, facts
+        )
 
-    def _pack(self, message: Tree, peer: int, round_: Round) -> Sent:
+    def _make(self, message: Tree, peer: int, round_: Round) -> Sent:
+        arrays = jax.device_get(message)
+        if self.asked == Asked.BYTES:
+            return exchange.send(arrays, peer, round_, self.form)._replace(message=message)
+        return Sent(None, exchange.commit(arrays, peer, round_), message=message)
+
+    def _read(self, message: Tree, peer: int, round_: Round) -> Sent:
         return self._received(exchange.send(message, peer, round_, self.form), peer, round_)
 
     def _spool(self, arrays: list[np.ndarray], peer: int, round_: Round) -> Sent:
@@ -79,9 +128,9 @@ class Delivered(NamedTuple):
 
 @dataclass(frozen=True)
 class SimulatedDelivery:
-    """Messages that are encoded, perhaps tampered with, and decoded here; links are simulated.
+    """Messages that are perhaps tampered with, and then decoded here; links are simulated.
 
-    Everybody applies what decoding the bytes gives, the sender too.
+    Everybody applies what decoding the bytes gives, the sender too: of honest bytes, its message.
     """
 
     settings: RoundSettings
@@ -110,7 +159,7 @@ class SimulatedDelivery:
             arrived = {}
             for peer, packet in sent.items():
                 with suppress(wire.WireError):
-                    honest = packet is results[peer].message  # its peer has decoded it
+                    honest = packet is results[peer].message
                     arrived[peer] = (
                         packet if honest else exchange.receive(packet, peer, round_, form)
                     )
@@ -145,7 +194,7 @@ class SimulatedDelivery:
         sends one message after the other.
         """
         tokens = {peer: round_.sequences[peer] * self.settings.row_tokens for peer in sent}
-        sizes = {peer: len(packet.payload) for peer, packet in sent.items()}
+        sizes = {peer: packet.size for peer, packet in sent.items()}
         overlapped = self.programs.optimizer.overlapped
         arrivals = links.arrivals(self.settings.links, present, tokens, sizes, overlapped)
         if self.settings.closing.waits_for_all:

@@ -21,7 +21,7 @@ from lockstep.swarm.lies import lie, tamper
 from lockstep.tables.faults import KINDS, Fault
 from lockstep.wire import exchange
 from lockstep.wire import message as wire
-from lockstep.wire.exchange import Sent
+from lockstep.wire.exchange import Asked, Sent
 
 FALSE = Claim("f" * 64, "f" * 64)  # a false verifier's report
 
@@ -35,6 +35,11 @@ class FaultSchedule:
         self._returned: set[int] = set()  # faults whose peer came back early
         # True messages of stale peers, by fault and peer: their rounds, ascending, and bytes.
         self._older: dict[tuple[int, int], dict[int, bytes]] = {}
+
+    @property
+    def asked(self) -> Asked:
+        """What faults read of messages that are not their own."""
+        return Asked.BYTES if any(self._of(*_kinds("bytes"))) else Asked.FACTS
 
     def to_json(self) -> dict:
         """Return what a resumed training needs, as JSON."""

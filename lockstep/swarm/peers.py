@@ -73,7 +73,8 @@ class StepResult(NamedTuple, Generic[M]):
     """What a peer did; its message is what `RoundSteps.pack` makes of it."""
 
     message: M  # by default its arrays on the host; in a training the future bytes
-    loss: float  # its mean loss before the round, nats per token
+    # its mean loss before the round, nats per token; of a step that may not be over, on its device
+    loss: float | jax.Array
     state: str | None = None  # hash of what it owns after its step, if `hashed`
     seconds: float = 0.0  # real time until its message was ready; 0 if peers take turns
 
@@ -147,6 +148,11 @@ class RunningPeers(Protocol):
         `sequences` is how many each of them was computed on.
         """
 
+    def receive_ahead(
+        self, messages: Mapping[int, Tree], sequences: Mapping[int, int], step: int
+    ) -> None:
+        """Begin with what `receive` will most likely be called with, if there is any use."""
+
     def measure(self, lots: Sequence[Tree]) -> list[np.ndarray]:
         """Return the task's measure of each lot of rows, at the agreed params."""
 
@@ -184,6 +190,7 @@ class SimulatedPeers:
         self.agree(state.params, state.shared)
         self._own = self._put_own(state.own)
         self._before: dict[int, Tree] = {}
+        self._ahead: _Merge | None = None
 
     @property
     def living(self) -> frozenset[int]:
@@ -224,6 +231,7 @@ class SimulatedPeers:
             replica = self._replica_of(peer)
             if one_by_one and (previous := latest.pop(replica.group, None)) is not None:
                 done[previous] = _step_result(results.pop(previous), previous, steps)
+                jax.block_until_ready(done[previous].loss)
             if peer in steps.imprecise:
                 replica = replace(replica, programs=self.programs.imprecise)
             try:
@@ -235,10 +243,7 @@ class SimulatedPeers:
             self._own[peer] = result.own
             del result
         self._lose(failed, steps)
-        if not one_by_one:
-            for x in jax.tree.leaves([message for message, _ in results.values()]):
-                x.copy_to_host_async()
-        # wait only now, for one peer after another: the groups work side by side
+        # only now, when all steps are dispatched: to pack may wait, and groups work side by side
         done |= {peer: _step_result(results.pop(peer), peer, steps) for peer in list(results)}
         return {
             peer: outcome._replace(state=tree_hash(self.own(peer))) if steps.hashed else outcome
@@ -280,7 +285,20 @@ class SimulatedPeers:
         step: int,
         weights: Mapping[int, int] | None = None,
     ) -> None:
-        self._spread(self._first.receive(messages, sequences, self.count, step, weights))
+        merge = _Merge(self._first, messages, sequences, step, weights)
+        ahead, self._ahead = self._ahead, None
+        self._spread(ahead.after if ahead and ahead.is_of(merge) else merge.taken(self.count).after)
+
+    def receive_ahead(
+        self,
+        messages: Mapping[int, Tree],
+        sequences: Mapping[int, int],
+        step: int,
+        weights: Mapping[int, int] | None = None,
+    ) -> None:
+        if not self.programs.merges_in_parts:  # which takes the memory of what is shared
+            merge = _Merge(self._first, messages, sequences, step, weights)
+            self._ahead = merge.taken(self.count)
 
     def params_and_shared(self) -> tuple[Tree, Tree]:
         """Return what all agree on, on the first group."""
@@ -348,9 +366,36 @@ class SimulatedPeers:
 
 
 def _step_result(result: tuple[Tree, jax.Array], peer: int, steps: RoundSteps[M]) -> StepResult[M]:
-    """Wait for a peer's step, and return its result."""
+    """Pack the message of a peer's step, and return its result."""
     message, loss = result
-    return StepResult(steps.pack(message, peer), float(loss))
+    return StepResult(steps.pack(message, peer), loss)
+
+
+class _Merge(NamedTuple):
+    """What `receive` is called with, and what comes of it."""
+
+    before: Replica
+    messages: Mapping[int, Tree]
+    sequences: Mapping[int, int]
+    step: int
+    weights: Mapping[int, int] | None
+    after: Replica | None = None
+
+    def taken(self, count: int) -> "_Merge":
+        """Return it with its result, of a run of `count` peers; waits for nothing."""
+        before, messages, sequences, step, weights, _ = self
+        return self._replace(after=before.receive(messages, sequences, count, step, weights))
+
+    def is_of(self, other: "_Merge") -> bool:
+        """Return whether another one has the same result: it is called with the very same trees."""
+        mine, others = self.messages, other.messages
+        return (
+            self.before is other.before
+            and mine.keys() == others.keys()
+            and all(mine[slot] is others[slot] for slot in mine)
+            and (self.sequences, self.step, self.weights)
+            == (other.sequences, other.step, other.weights)
+        )
 
 
 class FusedPeers(SimulatedPeers):
@@ -367,6 +412,7 @@ class FusedPeers(SimulatedPeers):
         self.layout, self.parts = layout, programs.parts
         super().__init__(programs, state, devices, absent)
         self._step_all = self._fuse()
+        self._apart = jax.jit(partial(_unstack, count=self._rows))
 
     def group_of(self, peer: int) -> DeviceGroup:
         """Return where a peer runs: neighbours share a group."""
@@ -385,9 +431,8 @@ class FusedPeers(SimulatedPeers):
         counts = self._put(counts, lambda _: Spec("peer"))
         result = self._step_all(params, shared, step, (self._own, rows, counts))
         self._own = result.own
-        messages = _unstack(jax.device_get(result.message), self._rows)
-        losses = jax.device_get(result.loss)
-        return {p: StepResult(steps.pack(messages[p], p), float(losses[p])) for p in work}
+        rows = self._apart(self.groups[0].put((result.message, result.loss)))
+        return {p: _step_result(rows[p], p, steps) for p in work}
 
     def sit_out(self, idle: Set[int], step: int) -> None:
         pass  # the fused program has done it

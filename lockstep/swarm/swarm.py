@@ -1,7 +1,6 @@
 """One round of all peers: from their batches, by what they agree on, to their next params."""
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,14 +18,15 @@ from lockstep.protocol.attestation import Check, Claim, Hash, Ruling
 from lockstep.protocol.coordinator import ClientState
 from lockstep.protocol.driver import RoundSettings, RunProgress
 from lockstep.protocol.round import Evidence, Message, Round, Span
-from lockstep.swarm.delivery import Delivered, Outbox, SimulatedDelivery
+from lockstep.swarm.delivery import Delivered, Outbox, Packed, SimulatedDelivery
 from lockstep.swarm.faults import FaultSchedule
 from lockstep.swarm.peers import RoundSteps, Rows, RunningPeers, StepResult, work_of
 from lockstep.transcript.entry import Entry, EpochParams
 from lockstep.transcript.params import TravellingMessages
 from lockstep.wire import bound, exchange
 from lockstep.wire import message as wire
-from lockstep.wire.exchange import Sent
+from lockstep.wire.exchange import Asked, Sent
+from lockstep.wire.facts import Facts
 
 
 class Checked(NamedTuple):
@@ -164,7 +164,7 @@ class Swarm:
 
     data_of(peer) has the rows that the peer is assigned some of. timed(phase) is a block whose time
     counts for a phase of the round. Large messages lie in the folder `spool` until the round is
-    over, by default the system's of temporary files.
+    over, by default the system's of temporary files. `recorded` is what a record reads of messages.
     """
 
     def __init__(  # noqa: PLR0913
@@ -175,13 +175,15 @@ class Swarm:
         faults: FaultSchedule,
         *,
         spool: Path | None = None,
+        recorded: Asked = Asked.BYTES,
         must_pause: Callable[[], bool] = bool,
         timed: Callable[[str], AbstractContextManager[None]] = nullcontext,
     ):
         self.settings, self.peers, self.data_of, self.faults = settings, peers, data_of, faults
         self.must_pause, self.timed = must_pause, timed
         self.travelling = TravellingMessages()
-        self.outbox = Outbox(peers.programs.form, spool)
+        drawn = Asked.COMMITMENT if settings.coordinator.verification_percent else Asked.FACTS
+        self.outbox = Outbox(peers.programs, max(recorded, faults.asked, drawn), spool)
         self.delivery = SimulatedDelivery(settings, peers.programs, faults, timed)
         self.agreement = Agreement(settings, peers, faults, timed)
 
@@ -224,7 +226,8 @@ class Swarm:
         with self.timed("decide"):
             progress, decision = driver.finish_round(progress, round_, evidence)
         with self.timed("apply"):
-            self.apply(self.travelling.take(exchanged.received, round_, decision), round_)
+            messages = self.travelling.take(exchanged.received, round_, decision)
+            self.peers.receive(*self.merge(messages, round_))
         progress, checkpointed = self._end_epoch(progress)
         entry = Entry(
             asked=round_start.applicants,
@@ -245,9 +248,9 @@ class Swarm:
         """Return how much the messages of a round count in means over the peers, by slot."""
         return round_.sequences
 
-    def apply(self, messages: Mapping[int, Tree], round_: Round) -> None:
-        """Have all peers take the step of a round's messages, by slot."""
-        self.peers.receive(messages, round_.sequences, round_.step)
+    def merge(self, messages: Mapping[int, Tree], round_: Round) -> tuple:
+        """Return the arguments of `RunningPeers.receive` for messages of a round, by slot."""
+        return messages, round_.sequences, round_.step
 
     # ---- Before a round: who takes part ----
 
@@ -328,10 +331,12 @@ class Swarm:
         imprecise = self.faults.imprecise(assigned, round_.step)
         pack = partial(self.outbox.put, round_=round_)
         steps = RoundSteps(work, round_.step, imprecise, bool(round_.verifiers), pack)
-        results = self.peers.step(steps)
-        if not results:
+        packed = self.peers.step(steps)
+        if not packed:
             return {}, None
-        done, bad = _packed(results, step := round_.step)
+        self._merge_ahead(packed, round_)
+        results, facts = _fetched(packed)
+        done, bad = self._sent(results, facts, step := round_.step)
         if not done:
             loss = sum(d.loss for d in results.values())
             if not np.isfinite(loss):
@@ -347,6 +352,46 @@ class Swarm:
             self.peers.distrust(peer, str(why))
         losses = {peer: d.loss for peer, d in done.items()}
         return done, mean_loss(losses, self.weights(round_))
+
+    def _merge_ahead(self, results: Mapping[int, StepResult[Packed]], round_: Round) -> None:
+        """Begin with the merge of all that was sent, which the decision will most likely ask for.
+
+        So devices need not wait until the host has read what it decides by.
+        """
+        messages = {peer: d.message.message for peer, d in results.items()}
+        complete = messages.keys() == round_.assignment.keys() and not round_.travelling
+        if complete and not any(message is None for message in messages.values()):
+            self.peers.receive_ahead(*self.merge(messages, round_))
+
+    def _sent(
+        self,
+        results: Mapping[int, StepResult[Packed]],
+        facts: Mapping[int, Facts | None],
+        step: int,
+    ) -> tuple[dict[int, StepResult[Sent]], dict[int, wire.WireError]]:
+        """Return the results of peers with a message, packed; and why the others have none."""
+        done: dict[int, StepResult[Sent]] = {}
+        bad: dict[int, wire.WireError] = {}
+        for peer, d in results.items():
+            try:
+                sent = d.message.sent(facts[peer], self.peers.programs.form)
+                if not np.isfinite(d.loss):
+                    raise wire.NotFiniteValueError
+                done[peer] = StepResult(sent, d.loss, d.state, d.seconds)
+            except wire.NotFiniteValueError:
+                is_loss = not np.isfinite(d.loss)
+                what = (
+                    f"its loss or gradient is {d.loss}" if is_loss else "its message is not finite"
+                )
+                bad[peer] = wire.NotFiniteValueError(f"{what} at round {step}, others' are finite")
+            except wire.WireError as error:
+                bad[peer] = wire.WireError(f"its message is invalid at round {step}: {error}")
+        over = bound.beyond({peer: d.message.largest for peer, d in done.items()})
+        bad |= {
+            p: wire.WireError(f"its message is invalid at round {step}: {w}")
+            for p, w in over.items()
+        }
+        return {peer: d for peer, d in done.items() if peer not in over}, bad
 
     # ---- After a round ----
 
@@ -390,33 +435,18 @@ def evidence_of(work: RoundWork, delivered: Delivered) -> Evidence:
 
 
 def _message(sent: Sent, *, state: str | None = None, to: tuple[int, ...] = ()) -> Message:
-    return Message(sent.commitment.hex(), len(sent.payload), state=state, to=to)
+    return Message(sent.commitment.hex(), sent.size, state=state, to=to)
 
 
 def _payloads(sent: Mapping[int, Sent]) -> dict[int, bytes]:
-    return {peer: packet.payload for peer, packet in sent.items()}
+    return {p: packet.payload for p, packet in sent.items() if packet.payload is not None}
 
 
-def _packed(
-    results: Mapping[int, StepResult[Future[Sent]]], step: int
-) -> tuple[dict[int, StepResult[Sent]], dict[int, wire.WireError]]:
-    """Return the results of peers with a message, packed; and why the others have none."""
-    done: dict[int, StepResult[Sent]] = {}
-    bad: dict[int, wire.WireError] = {}
-    for peer, d in results.items():
-        try:
-            message = d.message.result()
-            if not np.isfinite(d.loss):
-                raise wire.NotFiniteValueError
-            done[peer] = StepResult(message, d.loss, d.state, d.seconds)
-        except wire.NotFiniteValueError:
-            is_loss = not np.isfinite(d.loss)
-            what = f"its loss or gradient is {d.loss}" if is_loss else "its message is not finite"
-            bad[peer] = wire.NotFiniteValueError(f"{what} at round {step}, others' are finite")
-        except wire.WireError as error:
-            bad[peer] = wire.WireError(f"its message is invalid at round {step}: {error}")
-    over = bound.beyond({peer: d.message.largest for peer, d in done.items()})
-    bad |= {
-        p: wire.WireError(f"its message is invalid at round {step}: {w}") for p, w in over.items()
-    }
-    return {peer: d for peer, d in done.items() if peer not in over}, bad
+def _fetched(
+    results: Mapping[int, StepResult[Packed]],
+) -> tuple[dict[int, StepResult[Packed]], dict[int, Facts | None]]:
+    """Return results with their losses, and the facts of their messages, in one transfer."""
+    losses, facts = jax.device_get(
+        [{p: d.loss for p, d in results.items()}, {p: d.message.facts for p, d in results.items()}]
+    )
+    return {p: d._replace(loss=float(losses[p])) for p, d in results.items()}, facts

@@ -22,6 +22,8 @@ from lockstep.transcript.follow import follow
 from lockstep.transcript.observer import Observer
 from lockstep.transcript.state import State
 from lockstep.transcript.transcript import RoundsFile
+from lockstep.wire.exchange import Asked
+from lockstep.wire.message import Form
 
 MOST_EMPTY = 5  # rounds in a row in which nothing is in time, before a training stops
 
@@ -73,6 +75,10 @@ class Record:
     checkpoints: Checkpoints | None = None
     every: int = 1
     timed: Callable[[str], AbstractContextManager[None]] = nullcontext
+
+    def asked(self, form: Form) -> Asked:
+        """Return what is read of messages of this form."""
+        return self.rounds.asked(form) if self.rounds else Asked.FACTS
 
     def begin(
         self, start: Start, settings: RoundSettings, saved: Saved | None = None

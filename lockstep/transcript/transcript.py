@@ -31,6 +31,7 @@ from lockstep.transcript.state import State, StateHashes, hashes
 from lockstep.transcript.trees import load_tree, save_tree
 from lockstep.transcript.windows import Snapshots, Window
 from lockstep.wire import message as wire
+from lockstep.wire.exchange import Asked
 
 
 class RoundsFile:
@@ -45,6 +46,10 @@ class RoundsFile:
     def takes(self, step: int) -> bool:
         """Return whether a snapshot is taken after a step: never, in rounds alone."""
         return False
+
+    def asked(self, form: wire.Form) -> Asked:
+        """Return what it reads of messages of this form."""
+        return Asked.COMMITMENT
 
     def round(self, entry: Entry, *sent: dict[int, bytes]) -> None:
         """Append a round; the bytes that were sent in it are not kept here."""
@@ -140,6 +145,10 @@ class Writer(RoundsFile):
     def takes(self, step: int) -> bool:
         """Return whether a snapshot is taken after a step."""
         return self.snapshots.takes(step)
+
+    def asked(self, form: wire.Form) -> Asked:
+        """Return what it reads of messages of this form: of those too large to keep, hashes."""
+        return Asked.BYTES if form.kept else Asked.COMMITMENT
 
     def round(
         self, entry: Entry, payloads: dict[int, bytes], others: dict[int, bytes] | None = None

@@ -10,21 +10,39 @@ compared again.
 """
 
 from collections.abc import Mapping
+from functools import reduce
 from statistics import median_low
 
 import jax
+import jax.numpy as jnp
 
 from lockstep.optim.compressed.compressor import SomeBlocks, coefficients_of
 from lockstep.optim.optimizer import Tree
 from lockstep.wire.leaves import leaves_of
+from lockstep.wire.leaves.leaf import Leaf
 
 TIMES = 2.0**20
 
 
 def largest(message: Tree) -> float:
     """Return the largest magnitude of a message's values; 0 if it has only signs or codes."""
-    values = jax.tree.map(coefficients_of, message, is_leaf=lambda x: isinstance(x, SomeBlocks))
-    return max([0.0, *(leaf.largest for leaf in leaves_of(values))])
+    return max([0.0, *(leaf.largest for leaf in _values(message))])
+
+
+def largest_in_program(message: Tree) -> jax.Array:
+    """Return `largest` as a program computes it, float32 []: exact, and infinite or NaN if any is.
+
+    No largest magnitude of finite values is either.
+    """
+    raw = [leaf.raw for leaf in _values(message) if leaf.sized and leaf.raw.size]
+    of_each = [jnp.max(jnp.abs(x)).astype(jnp.float32) for x in raw]
+    return reduce(jnp.maximum, of_each, jnp.zeros((), jnp.float32))
+
+
+def _values(message: Tree) -> list[Leaf]:
+    return leaves_of(
+        jax.tree.map(coefficients_of, message, is_leaf=lambda x: isinstance(x, SomeBlocks))
+    )
 
 
 def beyond(sizes: Mapping[int, float]) -> dict[int, str]:

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
+from enum import IntEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,13 +15,30 @@ from lockstep.wire import message as wire
 from lockstep.wire.spool import Buffer
 
 
-class Sent(NamedTuple):
-    """A peer's message as bytes, and its commitment to the message."""
+class Asked(IntEnum):
+    """What somebody reads of a run's messages, and what therefore is made; each has those before.
 
-    payload: Buffer
-    commitment: bytes
-    message: Tree = None  # what the payload decodes to, once somebody has decoded it
+    Nothing else is: a message that nobody reads stays where it was made.
+    """
+
+    FACTS = 0  # whether they are finite, their largest value, their size on the wire
+    COMMITMENT = 1
+    BYTES = 2
+
+
+class Sent(NamedTuple):
+    """What a peer sends: its message, and what somebody asks of it."""
+
+    payload: Buffer | None  # its bytes; None if nobody reads them
+    commitment: bytes  # to the message; empty if nobody reads it
+    message: Tree = None  # where it was made, or as the payload was decoded; None before that
     largest: float = 0.0  # of that message, see `bound`
+    counted: int = 0  # its bytes on the wire, of a message without payload
+
+    @property
+    def size(self) -> int:
+        """Its bytes on the wire."""
+        return self.counted if self.payload is None else len(self.payload)
 
 
 class CommitmentError(wire.WireError):
@@ -110,5 +128,6 @@ def decoded(sent: Sent, form: wire.Form) -> Sent:
     Raises:
       WireError: The bytes are not a message of this run.
     """
+    assert sent.payload is not None  # nobody asks for what was not made
     message = wire.decode(sent.payload, form)
     return sent._replace(message=message, largest=bound.largest(message))

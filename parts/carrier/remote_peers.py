@@ -297,6 +297,11 @@ class RemotePeers:
         hashes = {peer: answer.values.params for peer, answer in answers.items()}
         self._alike = {"params": self.agreed(hashes, "params")}
 
+    def receive_ahead(
+        self, messages: Mapping[int, Tree], sequences: Mapping[int, int], step: int
+    ) -> None:
+        pass  # peers elsewhere merge what is decided
+
     def recompute(
         self, cases: Sequence[tuple[int, Tree, Work]], step: int
     ) -> list[tuple[Tree, str]]:

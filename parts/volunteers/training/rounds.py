@@ -11,6 +11,7 @@ from lockstep.protocol.driver import RunProgress
 from lockstep.swarm.peers import SimulatedPeers
 from lockstep.swarm.swarm import FinishedRound, RoundStart, Swarm
 from lockstep.transcript.entry import Entry
+from lockstep.wire.exchange import Asked
 from parts.volunteers import layout
 from parts.volunteers.chain import links
 from parts.volunteers.chain.act import End
@@ -47,7 +48,7 @@ class StoredSwarm(Swarm):
         *swarm: Any,
         **more: Any,
     ):
-        super().__init__(*swarm, **more)
+        super().__init__(*swarm, **more | {"recorded": Asked.BYTES})  # the store holds them
         self.process, self.takes, self.states = process, takes, states
         self.end: End | None = None
         self.waited = False  # whether the link before was not there yet when it was looked for

@@ -1,6 +1,7 @@
 """What is no message, or not finite, costs its peer its place; of all peers it is divergence."""
 
 import logging
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -133,10 +134,10 @@ def with_places(lie, message):
 )
 def test_false_places_are_no_message(kind, layout, lie):
     form, (message, *_) = form_of(kind, layout)
-    outbox = Outbox(form)
-    assert outbox.put(message, 0, ROUND).result().largest >= 0
+    outbox = Outbox(SimpleNamespace(form=form))
+    assert outbox.put(message, 0, ROUND).make().largest >= 0
     with pytest.raises(WireError):
-        outbox.put(with_places(LIES[lie], message), 0, ROUND).result()
+        outbox.put(with_places(LIES[lie], message), 0, ROUND).make()
 
 
 def huge(message):

@@ -1,11 +1,12 @@
 """A value far beyond the others' is no message, and nobody is beyond for what a few others send."""
 
+import jax
 import numpy as np
 import pytest
 from ml_dtypes import bfloat16
 
 from lockstep.optim.compressed.compressor import Coefficients, SomeBlocks
-from lockstep.wire.bound import TIMES, beyond, largest
+from lockstep.wire.bound import TIMES, beyond, largest, largest_in_program
 
 PLACES = np.zeros((1, 2), np.uint8)
 FLAGS = np.float32([2**24 - 1])
@@ -26,6 +27,17 @@ MOST = 3.4e38
 )
 def test_the_largest_value_is_of_neither_places_nor_codes_nor_flags(message, expected):
     assert largest(message) == expected
+    assert float(jax.jit(largest_in_program)(message)) == expected
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, bfloat16])
+def test_a_value_that_is_not_finite_shows_wherever_it_is(value, dtype):
+    values = np.full(1001, -2, dtype)
+    values[700] = value
+    messages = {"a": values}, {"a": values[:2], "b": Coefficients(PLACES, values[699:701][None])}
+    for message in messages:
+        assert not np.isfinite(jax.jit(largest_in_program)(message))
 
 
 @pytest.mark.parametrize(

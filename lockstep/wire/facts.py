@@ -1,0 +1,33 @@
+"""What a round needs to know of a message that nobody reads: it stays on the device of its peer."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lockstep.optim.optimizer import Tree
+from lockstep.wire import bound
+from lockstep.wire import message as wire
+
+
+class Facts(NamedTuple):
+    """What stands in place of a message's bytes.
+
+    Attributes:
+      largest: Its largest magnitude, see `bound`; infinite or NaN if a value is not finite.
+      saved: By how many bytes it is shorter than `Form.bytes_most`.
+    """
+
+    largest: jax.Array
+    saved: jax.Array
+
+    @property
+    def finite(self) -> bool:
+        """Whether all values are; asked of facts on the host."""
+        return bool(np.isfinite(self.largest))
+
+
+def facts_of(message: Tree, form: wire.Form) -> Facts:
+    """Return the facts of a message; to be jitted."""
+    return Facts(bound.largest_in_program(message), jnp.int32(wire.saved(message, form)))

@@ -1,0 +1,53 @@
+"""A message that nobody reads is neither coded nor hashed; its bytes are counted all the same."""
+
+import pytest
+
+from lockstep.programs.train_step import Programs
+from lockstep.wire import exchange
+from lockstep.wire import message as wire
+from tests.lockstep.simulation.least_squares import DILOCO, DISTRO, SGD, same, short
+
+pytestmark = pytest.mark.usefixtures("one_device")
+
+
+def refuse(*arguments):
+    raise AssertionError("somebody asked for what nobody reads")
+
+
+@pytest.mark.parametrize("optimizer", [SGD, DISTRO], ids=["whole", "by indices"])
+def test_nothing_is_made_that_nobody_reads_and_all_else_is_as_with_bytes(
+    tmp_path, monkeypatch, optimizer
+):
+    lie = {"kind": "wrong_hash", "peer": 1, "rounds": [4, 4]}  # read as a stranger's
+    coded = short(optimizer=optimizer, faults=[lie]).train["bytes_up"]
+    kept = short(optimizer=optimizer, checkpoint_dir=tmp_path)  # with commitments
+    monkeypatch.setattr(wire, "encode", refuse)
+    monkeypatch.setattr(exchange, "data_hash", refuse)
+    result = short(optimizer=optimizer)
+    assert same(result, kept)
+    assert result.train["bytes_up"][:3].tolist() == coded[:3].tolist()
+    with pytest.raises(AssertionError, match="somebody asked"):
+        short(optimizer=optimizer, faults=[lie])
+
+
+@pytest.mark.parametrize("layout", ["each", "vmap"])
+def test_a_merge_is_begun_before_the_decision_and_done_again_where_that_is_another(
+    monkeypatch, layout
+):
+    merged, receive = [], Programs.receive.func
+
+    def counted(programs: Programs):
+        def merge(messages, peers, params, shared, step):
+            merged.append((int(step), int((peers.weight > 0).sum())))
+            return program(messages, peers, params, shared, step)
+
+        program = receive(programs)
+        return merge
+
+    monkeypatch.setattr(Programs, "receive", property(counted))
+    short(optimizer=DILOCO, layout=layout, micro_batch=4)
+    assert merged == [(step, 2) for step in (1, 2, 3, 4)]
+    merged.clear()
+    dropped = {"kind": "dropped", "peer": 1, "rounds": [2, 2]}
+    short(optimizer=DILOCO, layout=layout, micro_batch=4, faults=[dropped])
+    assert merged == [(1, 2), (2, 2), (2, 1), (3, 2), (4, 2)]
