@@ -103,25 +103,25 @@ class DeviceMemory(NamedTuple):
         """Bytes of the whole process at the worst moment, if devices are of one memory.
 
         That is while rounds go on and a checkpoint is saved: with a copy of all state; with the
-        state of the start; and with all messages on the host, as bytes and as these decode, or one
-        of them where they are large. The allocator's pool has the buffers of a step twice: they
-        seldom fit where those of the last one lay. It was 1.4 times after 4 rounds of a large
-        model, and 2.6 times after 200 of a small one (benchmarks/RESULTS.md).
+        state of the start; and with all messages as bytes, or one of them where they are large.
+        The allocator's pool has the buffers of a step twice: they seldom fit where those of the
+        last one lay. It was 1.4 times after 4 rounds of a large model, and 2.6 times after 200 of a
+        small one (benchmarks/RESULTS.md).
         """
         if self.process is None:
             return None
         start, state = self.agreed + self.own, self.agreed + self.peers * self.own
-        messages = self.message * (1 if self.large else 2 * self.peers)
+        messages = self.message * (1 if self.large else self.peers)
         pool = self.groups * self.step.beyond
         return self.process + self.on_all_devices + self.parts * (start + state + messages + pool)
 
     def _worst(self, groups: int, peers: int) -> int:
-        messages = 0 if self.large else peers - groups  # large ones leave before the next step
-        if self.in_one:  # all of them leave, but earlier ones are still becoming bytes
-            messages = min(peers - groups, groups)
-        stepping = groups * self.step.beyond + messages * self.message
-        # its result is copied to every group before the old copies are gone
+        message = 0 if self.large else self.message  # which stays until the round is decided
+        stepping = groups * self.step.beyond + (peers - groups) * message
+        # all are on the first group, and stacked; the result is copied to every group before the
+        # old copies are gone
         receiving = self.receive.arguments + self.receive.beyond + (groups - 2) * self.agreed
+        receiving += self.peers * message
         measuring = groups * self.measure.beyond
         return groups * self.agreed + peers * self.own + max(stepping, receiving, measuring)
 

@@ -73,7 +73,7 @@ def check_memory(run: runfile.Run) -> None:
     held = found.agreed + 2 * found.own
     assert found.on_each_device == found.on_all_devices >= held + found.step.beyond + found.message
     began, saved = found.agreed + found.own, found.agreed + 2 * found.own
-    messages = 2 * 2 * found.message  # as bytes, and as these decode
+    messages = 2 * found.message  # as bytes
     host = began + saved + messages + found.step.beyond  # and the pool
     assert found.whole_process == found.process + found.on_all_devices + host
     apart = found._replace(groups=2, peers=3)  # two peers in turns on the first device
