@@ -30,7 +30,7 @@ from lockstep.programs.placement import DeviceGroup, keep_cut
 from lockstep.programs.task import Task
 from lockstep.same_bits.evaluation import same_bits, without_rule
 from lockstep.same_bits.products import Product
-from lockstep.wire.facts import Facts, facts_of
+from lockstep.wire.facts import MessageFacts, facts_of
 from lockstep.wire.message import Form, form_of
 
 
@@ -153,7 +153,7 @@ class Programs:
         return self._stacks[group, count]
 
     @cached_property
-    def facts(self) -> Callable[[Tree], Facts]:
+    def facts(self) -> Callable[[Tree], MessageFacts]:
         """What a round needs to know of a message that stays on its device."""
         return jax.jit(lambda message: facts_of(message, self.form))
 

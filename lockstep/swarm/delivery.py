@@ -26,7 +26,7 @@ from lockstep.swarm.peers import StepResult
 from lockstep.wire import bound, exchange
 from lockstep.wire import message as wire
 from lockstep.wire.exchange import Asked, Sent
-from lockstep.wire.facts import Facts
+from lockstep.wire.facts import MessageFacts
 
 
 class Packed(NamedTuple):
@@ -35,9 +35,9 @@ class Packed(NamedTuple):
     make: Callable[[], Sent]  # waits for what was asked of it; raises a `WireError`
     #: The message where it was made, if it stays there; then `facts` are being computed beside it.
     message: Tree = None
-    facts: Facts | None = None
+    facts: MessageFacts | None = None
 
-    def sent(self, facts: Facts | None, form: wire.Form) -> Sent:
+    def sent(self, facts: MessageFacts | None, form: wire.Form) -> Sent:
         """Return what its peer sends; `facts` are those on the host.
 
         Raises:

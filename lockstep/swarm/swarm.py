@@ -26,7 +26,7 @@ from lockstep.transcript.params import TravellingMessages
 from lockstep.wire import bound, exchange
 from lockstep.wire import message as wire
 from lockstep.wire.exchange import Asked, Sent
-from lockstep.wire.facts import Facts
+from lockstep.wire.facts import MessageFacts
 
 
 class Checked(NamedTuple):
@@ -366,7 +366,7 @@ class Swarm:
     def _sent(
         self,
         results: Mapping[int, StepResult[Packed]],
-        facts: Mapping[int, Facts | None],
+        facts: Mapping[int, MessageFacts | None],
         step: int,
     ) -> tuple[dict[int, StepResult[Sent]], dict[int, wire.WireError]]:
         """Return the results of peers with a message, packed; and why the others have none."""
@@ -444,7 +444,7 @@ def _payloads(sent: Mapping[int, Sent]) -> dict[int, bytes]:
 
 def _fetched(
     results: Mapping[int, StepResult[Packed]],
-) -> tuple[dict[int, StepResult[Packed]], dict[int, Facts | None]]:
+) -> tuple[dict[int, StepResult[Packed]], dict[int, MessageFacts | None]]:
     """Return results with their losses, and the facts of their messages, in one transfer."""
     losses, facts = jax.device_get(
         [{p: d.loss for p, d in results.items()}, {p: d.message.facts for p, d in results.items()}]

@@ -11,7 +11,7 @@ from lockstep.wire import bound
 from lockstep.wire import message as wire
 
 
-class Facts(NamedTuple):
+class MessageFacts(NamedTuple):
     """What stands in place of a message's bytes.
 
     Attributes:
@@ -28,6 +28,6 @@ class Facts(NamedTuple):
         return bool(np.isfinite(self.largest))
 
 
-def facts_of(message: Tree, form: wire.Form) -> Facts:
+def facts_of(message: Tree, form: wire.Form) -> MessageFacts:
     """Return the facts of a message; to be jitted."""
-    return Facts(bound.largest_in_program(message), jnp.int32(wire.saved(message, form)))
+    return MessageFacts(bound.largest_in_program(message), jnp.int32(wire.saved(message, form)))
