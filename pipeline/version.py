@@ -24,6 +24,13 @@ def with_commit() -> str:
     return f"{__version__}+{commit}{'.changed' if changed else ''}"
 
 
+def commit() -> str | None:
+    """Return the commit that this source is of; None if it is in no checkout, or was changed."""
+    if not (CHECKOUT / ".git").exists() or _git("status", "--porcelain", "--", *SOURCE) != "":
+        return None
+    return _git("rev-parse", "HEAD")
+
+
 def _git(*arguments: str) -> str | None:
     """Return git's output, or None if git is missing or does not trust the folder."""
     try:

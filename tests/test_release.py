@@ -40,17 +40,21 @@ def test_between_releases_the_version_says_the_commit_and_whether_the_source_is_
     monkeypatch.setattr(version, "CHECKOUT", tmp_path)
     monkeypatch.setattr(version, "__version__", "1.2.0.dev0")
     assert version.with_commit() == "1.2.0.dev0"  # an installed library, say
+    assert version.commit() is None
     (tmp_path / "pipeline").mkdir()
     (source := tmp_path / "pipeline" / "a.py").write_text("1")
     git("init", "-q")
     assert version.with_commit() == "1.2.0.dev0"  # no commit yet
+    assert version.commit() is None
     git("add", "-A")
     git("commit", "-qm", "first")
     commit = git("rev-parse", "HEAD")[:12]
     (tmp_path / "dvc.lock").write_text("results")
     assert version.with_commit() == f"1.2.0.dev0+{commit}"
+    assert version.commit() == git("rev-parse", "HEAD")
     source.write_text("2")
     assert version.with_commit() == f"1.2.0.dev0+{commit}.changed"
+    assert version.commit() is None
     Version(version.with_commit())  # as packaging reads it
     monkeypatch.setattr(version, "__version__", "1.2.0")
     assert version.with_commit() == "1.2.0"

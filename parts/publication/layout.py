@@ -100,6 +100,8 @@ class Publication(Table):
     """How many windows were drawn, of one peer each where messages are kept."""
     seed: str | None
     """What a reader asked the windows to be drawn with, beside the transcript's hash."""
+    commit: Annotated[str, Field(pattern=r"^([0-9a-f]{40}|[0-9a-f]{64})$")] | None
+    """Commit of git that its author states as that of the source, or null; the card says it too."""
     columns: RowColumns
     """Columns of the data's rows."""
     files: Annotated[dict[str, PublishedFile], Field(min_length=1)]

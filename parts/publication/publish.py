@@ -17,10 +17,11 @@ from parts.publication import aside, layout, signature
 from parts.publication import transcript as published_transcript
 from parts.publication.claims import PUBLISHED_WINDOWS
 from parts.publication.layout import Publication
-from pipeline import runfile
+from pipeline import runfile, version
 from pipeline.audit import rows_file
 from pipeline.audit.sample import read_beacon
 from pipeline.language_model import held_out
+from pipeline.pages.card import with_commit
 from pipeline.recheck import outputs
 from pipeline.recheck.outputs import CARD, EXPORTS, HELD_OUT, RUN
 from pipeline.runfile.as_text import toml
@@ -44,6 +45,8 @@ def show(
     """
     publication, total = write(folder, run, root, windows, seed, key)
     export = sum(file.bytes for file in publication.exported.values())
+    if publication.commit is None:
+        print(f"publish: {folder} states no commit: the source is in no git checkout, or changed")
     print(
         f"publish: {folder} has {len(publication.files)} files, {size(publication.size)}: "
         f"{size(export)} of the export and {size(publication.size - export)} to check it with; "
@@ -98,12 +101,15 @@ def _write(
     exported = {name: file for name, file in exported.items() if not only or name in only}
     folder.parent.mkdir(parents=True, exist_ok=True)
     _copy((file, folder / name) for name, file in exported.items())
+    if (commit := version.commit()) is not None:
+        state_commit(folder / CARD, exported[CARD], commit)
     fields, total = _write_proof(folder, settings, paths, windows, seed, only)
     publication = Publication(
         format=layout.FORMAT,
         release=__version__,
         windows=windows,
         seed=seed,
+        commit=commit,
         **fields,
         files={
             path.relative_to(folder).as_posix(): {
@@ -256,6 +262,11 @@ def with_results(files: dict[str, Path], paths: Paths) -> dict[str, Path]:
     return files | {CARD: paths.out("report") / CARD}
 
 
+def state_commit(path: Path, card: Path, commit: str) -> None:
+    """Write a card of a stage to another path, with the commit of the source."""
+    write_text(path, with_commit(card.read_text(encoding="utf-8"), commit))
+
+
 # ---- Push ----
 
 
@@ -296,6 +307,9 @@ def push(
             if with_proof:
                 proof = sorted(path for path in published.rglob("*") if path.is_file())
                 files = {path.relative_to(published).as_posix(): path for path in proof}
+            elif (commit := version.commit()) is not None:
+                state_commit(place / CARD, files[CARD], commit)
+                files[CARD] = place / CARD
             transcript = Transcript(paths.need("train") / "transcript")
             last, train = transcript.rounds[-1].round, paths.keys.key("train")
             for name, checkpoint in checkpoints.items():

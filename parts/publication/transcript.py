@@ -25,7 +25,7 @@ from pipeline import runfile
 from pipeline.audit.bundle import files_of
 from pipeline.recheck.convert import is_given
 from pipeline.recheck.outputs import TRANSCRIPT, PublishedFile
-from pipeline.recheck.published import joined
+from pipeline.recheck.published import peers_by_window
 from pipeline.stage.untrusted_files import check_unpacked
 
 WIDTH = 4  # bytes of a float32
@@ -45,7 +45,7 @@ def files(
     names = {layout.ROUNDS_FILE, "header.json"}
     names |= {f"snapshots/{step:05}/state.json" for step in transcript.snapshots}
     if not kept:
-        for window, peers in joined(published):
+        for window, peers in peers_by_window(published):
             names |= files_of(transcript, list(transcript.window(window)), window, peers)
         if run.export.dtype == "float32":
             names.remove(f"snapshots/{transcript.snapshots[-1]:05}/params.safetensors")

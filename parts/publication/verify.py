@@ -1,5 +1,6 @@
 """`lockstep verify`: each stage is asked to make its outputs again from what is published."""
 
+import hashlib
 from contextlib import closing
 from importlib import import_module
 from pathlib import Path
@@ -18,9 +19,10 @@ from pipeline.audit import rows_file
 from pipeline.audit.audit import audit_header, audit_rounds
 from pipeline.audit.sample import Beacon, read_beacon
 from pipeline.audit.verdict import contradictions
-from pipeline.recheck import outputs
+from pipeline.pages.card import without_commit
+from pipeline.recheck import outputs, report
 from pipeline.recheck.claim import PublicClaim
-from pipeline.recheck.outputs import HEADER, TRANSCRIPT, MadeFile, PublishedFile
+from pipeline.recheck.outputs import CARD, HEADER, TRANSCRIPT, MadeFile, PublishedFile
 from pipeline.recheck.published import (
     Draw,
     PublishedRun,
@@ -114,7 +116,7 @@ def _audited(
     chosen = [w for w in drawn if layout.row_file(w, kept) in rows]
     return PublishedRun(
         folder, files, own, setup, transcript, due.windows, chosen, rows, findings, draw, made,
-        publication.release,
+        publication.release, publication.commit,
     )  # fmt: skip
 
 
@@ -176,6 +178,8 @@ def check_made(
     stage_files = _left(made)
     files = {f"{TRANSCRIPT}/{name}": file for name, file in unpacked.files.items()}
     files |= {name: publication.files[name] for name in layout.RECORDS} | publication.exported
+    if publication.commit is not None:
+        files[CARD] = _stages_card(folder, publication.commit)
     for name, file in files.items():
         stage, expected = stage_files.get(name, (_maker(name), None))
         if expected != file:
@@ -188,6 +192,15 @@ def check_made(
             f"{missing[0]}: not published, expected it as {layout.made('export')} says"
         )
     return made
+
+
+def _stages_card(folder: Path, commit: str) -> PublishedFile:
+    """Return the card as its stage left it, without the commit that the author states."""
+    text = without_commit(report.read_card(folder), commit)
+    if text is None:
+        raise LockstepError(f"{CARD}: expected {brief(commit)[:12]} in it as {MANIFEST} says")
+    content = text.encode()
+    return PublishedFile(bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
 
 
 def _left(made: dict[str, MadeFile]) -> dict[str, tuple[str, PublishedFile]]:

@@ -39,6 +39,7 @@ SHAPE = (  # keys of config.json that most models have; absent ones are left out
     "tie_word_embeddings",
 )
 HUB_NAME = r"(?a:[\w.-]+(/[\w.-]+)?)"
+REPRODUCE = "## Reproduce it\n\n"  # before what whoever publishes a card adds
 LISTED = 40  # token files that the card lists; a large data set has thousands
 
 
@@ -119,6 +120,26 @@ def render(facts: Facts) -> str:
             left_out=public != facts.run_file,
         )
     )
+
+
+def with_commit(card: str, commit: str) -> str:
+    """Return a card that says which commit the source is of, as whoever publishes it states.
+
+    No stage writes it: a result has one key for equal source, whatever commits have that.
+    """
+    before, heading, after = card.partition(REPRODUCE)
+    return f"{before}{heading}{_commit_line(commit)}{after}"
+
+
+def without_commit(card: str, commit: str) -> str | None:
+    """Return a card as a stage wrote it; None if it does not say this commit, or not there."""
+    before, heading, after = card.partition(REPRODUCE)
+    line = _commit_line(commit)
+    return f"{before}{heading}{after.removeprefix(line)}" if after.startswith(line) else None
+
+
+def _commit_line(commit: str) -> str:
+    return f"Stated by whoever published it: the source is that of commit `{commit}`.\n\n"
 
 
 def _front(facts: Facts) -> dict[str, Any]:

@@ -125,6 +125,7 @@ class PublishedRun:
     draw: Draw
     made: dict[str, MadeFile]  # the made files, by stage
     release: str  # of Lockstep, which wrote the publication
+    commit: str | None  # of the source, as the author states
     start: ChainStart | None = None  # once it is known
     # Once that is known: the chosen windows that repeat here bit for bit, and why others are not
     # comparable, None if all are.
@@ -165,7 +166,7 @@ def params_of(folder: Path, transcript: Transcript) -> Tree:
     return subject_of_model(model).exports.exported_params(model, folder)
 
 
-def joined(chosen: PeersOfWindows) -> list[tuple[Window, tuple[int, ...]]]:
+def peers_by_window(chosen: PeersOfWindows) -> list[tuple[Window, tuple[int, ...]]]:
     """Return each window once, with all its chosen peers, which are replayed together."""
     return [
         (window, tuple(sorted(peer for w, peers in chosen if w == window for peer in peers)))

@@ -7,6 +7,7 @@ without stage report has the card of stage export, without results.
 """
 
 import json
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -63,15 +64,20 @@ def recheck(published: PublishedRun) -> list[PublicClaim]:
     return [PublicClaim("card", "proven", "the card says what the records say")]
 
 
-def _read_card(published: PublishedRun) -> str:
-    """Return the card, which names the weights and the transcript by their SHA-256."""
-    path = published.folder / CARD
+def read_card(folder: Path) -> str:
+    """Return the text of a publication's card, which is short enough to be parsed."""
+    path = folder / CARD
     if (bytes_ := path.stat().st_size) > MOST_CARD_BYTES:
         raise LockstepError(
             f"{CARD}: {size(bytes_)}, expected a model card of at most {size(MOST_CARD_BYTES)}"
         )
     with expecting(CARD, "a model card", OSError, UnicodeDecodeError):
-        text = path.read_text(encoding="utf-8")
+        return path.read_bytes().decode()
+
+
+def _read_card(published: PublishedRun) -> str:
+    """Return the card, which names the weights and the transcript by their SHA-256."""
+    text = read_card(published.folder)
     digests = _weights(published) | {"the transcript's rounds": published.transcript.hash}
     for name, sha256 in digests.items():
         if sha256 not in text:
@@ -136,10 +142,10 @@ def make_card(published: PublishedRun) -> str:
             sha256=_weights(published) | {"shards.json": published.files[SHARDS]},
         )
     )
-    if "report" not in made:
-        return text
-    results, name = read_json(folder / RESULTS), f"lockstep-{made['train'].key}"
-    return results_card.with_results(text, results, name, made["download"].key)
+    if "report" in made:
+        results, name = read_json(folder / RESULTS), f"lockstep-{made['train'].key}"
+        text = results_card.with_results(text, results, name, made["download"].key)
+    return text if published.commit is None else card.with_commit(text, published.commit)
 
 
 def _check_names(made: dict[str, MadeFile]) -> None:

@@ -35,10 +35,6 @@ EVENTS = {  # in the rounds, by a reader's words
     "paused": "the run was paused",
     "false_links": "peers signed false links",
 }
-NEVER_PROVEN = (
-    PublicClaim("losses", "stated", "losses while training"),
-    PublicClaim("keys", "stated", "with what code and packages"),
-)
 
 
 def recheck(published: PublishedRun) -> list[PublicClaim]:
@@ -48,7 +44,13 @@ def recheck(published: PublishedRun) -> list[PublicClaim]:
     reader's own.
     """
     left_out = _left_out(published.transcript)
-    claims = [left_out, *NEVER_PROVEN]
+    code, commit = "with what code and packages", published.commit
+    said = code if commit is None else f"{code}; the card says, of commit {commit}"
+    claims = [
+        left_out,
+        PublicClaim("losses", "stated", "losses while training"),
+        PublicClaim("keys", "stated", said, {"commit": commit}),
+    ]
     if not published.kept:
         return claims
     transcript, start = published.transcript, published.start

@@ -21,7 +21,7 @@ from pipeline.audit.verdict import SHOWN_BY, Finding, Verdict, judge, merged
 from pipeline.recheck.claim import PublicClaim
 from pipeline.recheck.convert import can_make_start, make_start, start_claim
 from pipeline.recheck.outputs import VERDICT
-from pipeline.recheck.published import PublishedRun, joined, refuse
+from pipeline.recheck.published import PublishedRun, peers_by_window, refuse
 from pipeline.recheck.train import chain_claim
 
 OF_REPLAYS = tuple(kind for kind, by in SHOWN_BY.items() if by == "replay")
@@ -79,7 +79,7 @@ def _replay(published: PublishedRun) -> dict[Window, WindowOutcome]:
     """Replay the chosen windows."""
     setup, transcript, outcomes = published.setup, published.transcript, {}
     replay = Replay(setup, transcript)
-    for window, peers in joined(published.chosen):
+    for window, peers in peers_by_window(published.chosen):
         refuse(audit_ends(setup, transcript, window, peers))
         outcomes[window] = replay.window(window, peers, lambda: None)
     return outcomes

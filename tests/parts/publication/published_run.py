@@ -5,6 +5,7 @@ import hashlib
 import json
 import re
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,8 +21,9 @@ from parts.publication import commands, layout, publish, transcript
 from parts.publication.fetch import Limits
 from parts.publication.layout import Publication, ReaderAsks
 from parts.publication.transcript import Unpacked
-from pipeline import runfile
+from pipeline import runfile, version
 from pipeline.__main__ import app
+from pipeline.pages.card import without_commit
 from pipeline.recheck import outputs, report
 from pipeline.recheck.outputs import MadeFile, PublishedFile
 from pipeline.recheck.published import PublishedRun, PublishedTranscript
@@ -45,7 +47,7 @@ class Published:
 
     def __init__(self, folder: Path):
         self.run_file, self.root = folder / "run.toml", folder / "root"
-        self.data = folder / "tokens"
+        self.data, self.checkout = folder / "tokens", folder / "checkout"
         self.folder, self.whole = folder / "published", folder / "whole"
 
 
@@ -54,8 +56,20 @@ def make(folder: Path) -> None:
     there = Published(folder)
     tiny.write_run(there.run_file, tiny.run_document(tiny.write_data(there.data)))
     tiny.make(there.run_file, there.root, *STAGES, layout.REPORT)
-    publish.write(there.folder, there.run_file, there.root, 1, None)
-    publish.write(there.whole, there.run_file, there.root, 4, None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(version, "CHECKOUT", there.checkout)
+        commit_source(there.checkout)
+        publish.write(there.folder, there.run_file, there.root, 1, None)
+        publish.write(there.whole, there.run_file, there.root, 4, None)
+
+
+def commit_source(checkout: Path) -> None:
+    """A checkout of git with some source."""
+    (checkout / "pipeline").mkdir(parents=True)
+    (checkout / "pipeline" / "a.py").write_text("1")
+    git = ["git", "-C", str(checkout), "-c", "user.name=n", "-c", "user.email=e"]
+    for arguments in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "first"]):
+        subprocess.run([*git, *arguments], check=True)
 
 
 def verify(source: Path | str, **asked: object):
@@ -177,6 +191,11 @@ def _forge_made(folder: Path, made: dict[str, dict], stage: str, whole: Unpacked
         place = folder / (outputs.need(stage, name).name(name) or "nowhere")
         if place.is_file():
             said["files"][name] = entry(place)
+        if name == outputs.CARD and stage in ("export", layout.REPORT):
+            commit = read_json(folder / layout.MANIFEST)["commit"]
+            content = (without_commit(place.read_text(), commit) or "").encode()
+            sha256 = hashlib.sha256(content).hexdigest()
+            said["files"][name] = {"bytes": len(content), "sha256": sha256}
         original = name.removeprefix("transcript/")
         if stage == "train" and original in whole.files:
             said["files"][name] = whole.files[original].model_dump()
@@ -192,6 +211,7 @@ def _card(folder: Path, publication: Publication, whole: Unpacked, made: dict[st
     of_stages = {s: MadeFile.model_validate_json(json.dumps(said)) for s, said in made.items()}
     files = {name: sha256_file(folder / name) for name in publication.files}
     here = [folder, files, None, setup, found, [], [], [], [], None, of_stages, __version__]
+    here.append(publication.commit)
     return report.make_card(PublishedRun(*here))
 
 

@@ -15,6 +15,7 @@ import pytest
 from parts.publication import claims, commands, layout, publish
 from parts.publication.claims import VerifyOutcome
 from parts.publication.layout import ReaderAsks
+from pipeline import version
 from pipeline.__main__ import app
 from pipeline.audit import unchecked_bundle
 from pipeline.recheck import outputs
@@ -194,6 +195,7 @@ def test_what_sigterm_cuts_off_leaves_downloads_alone_and_goes_on_with_them(publ
 
 
 def test_it_is_written_into_this_folder_and_where_a_link_leads(published, tmp_path, monkeypatch):
+    monkeypatch.setattr(version, "CHECKOUT", published.checkout)
     here, end, link = (tmp_path / name for name in ("here", "end", "link"))
     here.mkdir()
     end.mkdir()

@@ -9,11 +9,13 @@ import pytest
 from lockstep.errors import LockstepError
 from lockstep.files import read_json, sha256_file
 from parts.publication import publish
-from pipeline import __main__, runfile
+from pipeline import __main__, runfile, version
 from pipeline.net import google
+from pipeline.pages.card import with_commit
 from pipeline.stage.artifacts import Paths
 from pipeline.stage.keys import PROJECT
 from tests import tiny
+from tests.parts.publication.published_run import commit_source
 from tests.pipeline import trained_run
 from tests.pipeline.conversion import convert_in
 from tests.servers.bucket import Bucket
@@ -37,8 +39,10 @@ def exported(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def root(exported, tmp_path) -> Path:
-    """A copy of it to change."""
+def root(exported, tmp_path, monkeypatch) -> Path:
+    """A copy of it to change, made with the source of a commit."""
+    commit_source(tmp_path / "checkout")
+    monkeypatch.setattr(version, "CHECKOUT", tmp_path / "checkout")
     return shutil.copytree(exported, tmp_path / "root")
 
 
@@ -75,7 +79,9 @@ def checkpoint_of(line: str) -> dict:
 
 def export_of(root: Path) -> dict[str, bytes]:
     files = tiny.contents(root / "data" / "export")
-    return {name: content for name, content in files.items() if not name.startswith("made-")}
+    card = with_commit(files["README.md"].decode(), version.commit())
+    exported = {name: content for name, content in files.items() if not name.startswith("made-")}
+    return exported | {"README.md": card.encode()}
 
 
 # ---- There and back ----

@@ -9,6 +9,7 @@ from lockstep.errors import LockstepError
 from lockstep.files import read_json, sha256_file
 from parts.publication import layout, publish
 from parts.publication.claims import VerifyOutcome
+from pipeline import version
 from pipeline.recheck import outputs
 from pipeline.stage.artifacts import Paths
 from tests import tiny
@@ -26,6 +27,7 @@ def test_a_published_run_verifies_from_a_plain_web_server(published, tmp_path, c
     named = ("model.safetensors", outputs.RUN, layout.MANIFEST)
     digests = ", ".join(f"{sha256_file(published.folder / name)} of {name}" for name in named)
     first, last, peer = window_of(published.folder)
+    commit = read_json(published.folder / layout.MANIFEST)["commit"]
     measured = read_json(published.root / "metrics/evaluate.json")
     loss, error = measured["held_out_loss"], measured["held_out_stderr"]
     assert (code, said.splitlines()) == (
@@ -54,7 +56,7 @@ def test_a_published_run_verifies_from_a_plain_web_server(published, tmp_path, c
             "  - that the held-out split has 12 sequences",
             "  - that the author's audit replayed 4 windows",
             "  - losses while training",
-            "  - with what code and packages",
+            f"  - with what code and packages; the card says, of commit {commit}",
             "  - where the sequences come from",
         ],
     )
@@ -63,6 +65,7 @@ def test_a_published_run_verifies_from_a_plain_web_server(published, tmp_path, c
 
 def test_it_is_pushed_to_the_hub_and_verifies_from_there(published, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HF_TOKEN", "hf_sentinel")
+    monkeypatch.setattr(version, "CHECKOUT", published.checkout)
     with running_hub(monkeypatch, tmp_path / "home") as hub:
         older = {"proof/old.json": b"{}", "model.sig": b"{}"}
         hub.commit(older | {"NOTES.txt": b"mine"})

@@ -86,6 +86,10 @@ CARDS = {
         ("\n## Data\n", "\nAudited by an independent lab; MMLU 91.2.\n\n## Data\n"),
         "README.md: line ",
     ),
+    "another commit than the list's": (
+        ("(source is that of commit `)[0-9a-f]{7}", r"\g<1>0000000"), "README.md: expected "),
+    "no commit, where the list has one": (
+        (r"Stated by whoever published it: .*\n\n", ""), "README.md: expected "),
     "a word at the end": (("\\Z", "trust me\n"), "README.md: line "),
 }  # fmt: skip
 
@@ -96,6 +100,11 @@ def test_a_card_of_which_a_word_was_changed_is_not_verified(folder, case):
     change_card(folder, pattern, said)
     forge(folder, card=False)
     assert expected in refusal(folder)
+
+
+def test_a_commit_that_the_list_does_not_state_is_a_line_that_no_stage_wrote(folder):
+    change_json(layout.MANIFEST, lambda said: said.update(commit=None))(folder)
+    assert refusal(folder).startswith("README.md: sha256 ")
 
 
 def test_a_card_of_other_weights_is_not_verified(folder):
