@@ -6,6 +6,8 @@ Nothing heavy is imported before a command runs.
 import math
 import re
 import shutil
+from argparse import ArgumentTypeError
+from contextlib import suppress
 from decimal import Decimal
 from importlib import import_module
 from itertools import pairwise
@@ -22,6 +24,10 @@ from pipeline.stage.keys import RUN_FILE, Keys
 RunFile = Annotated[Path, typer.Option("--run", help="The run file.")]
 Root = Annotated[Path, typer.Option("--root", help="The folder where data/ and metrics/ lie.")]
 DEFAULT_RUN, DEFAULT_ROOT = Path(RUN_FILE), Path()
+MaxGb = Annotated[
+    int, typer.Option(min=1, help="The most that files which a stranger names may have together.")
+]
+MOST_GB = 4
 
 # Panels of `lockstep --help`. A command names its own, so a part's stand there too.
 STAGES_IN_ORDER = "Stages, in their order"
@@ -78,12 +84,20 @@ def number_of(text: str) -> float:
     return float(Decimal(match[1].replace(",", "")) * UNITS[match[2]]) if match else math.nan
 
 
+def whole(text: str) -> int:
+    """Return a whole number of things, as `number_of` reads it, to argparse."""
+    number = number_of(text)
+    if not number < 1e30 or number % 1:
+        raise ArgumentTypeError(f"{text}, expected a whole number, {AS_WRITTEN}")
+    return int(number)
+
+
 def count(text: object) -> int:
     """Return an option's number of things, at least 1, as `number_of` reads it."""
-    number = number_of(str(text))
-    if not 1 <= number < 1e30 or number % 1:
-        raise typer.BadParameter(f"{text}, expected a whole number, {AS_WRITTEN}")
-    return int(number)
+    with suppress(ArgumentTypeError):
+        if number := whole(str(text)):
+            return number
+    raise typer.BadParameter(f"{text}, expected a whole number, {AS_WRITTEN}")
 
 
 class Commands(TyperGroup):

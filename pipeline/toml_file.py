@@ -16,7 +16,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from lockstep.errors import LockstepError, brief, expecting
+from lockstep.errors import LockstepError, RequestError, brief, expecting
 
 MAX_BYTES = 2**20  # of a run file; those of all of Psyche's examples have less than 2**14
 MAX_PARTS = 32  # of a dotted key, since the time to parse one is quadratic in them
@@ -58,21 +58,26 @@ def read_toml(path: Path) -> dict:
         raise LockstepError(f"{path}:{line}: {reason}, expected TOML") from error
     except (ValueError, RecursionError) as error:  # numbers of 4300 digits, lists 300 deep
         raise LockstepError(f"{path}: {error}, expected TOML") from error
-    _check_integers(path, document)
+    check_values(path, document)
     return document
 
 
-def _check_integers(path: Path, document: dict) -> None:
-    """Check that each integer has 64 bits, with a sign or without: Python's may have thousands."""
+def check_values(where: object, document: dict) -> None:
+    """Check that a run file can hold each value of a document, which errors call `where`.
+
+    Integers have 64 bits, with a sign or without: Python's may have thousands. JSON has nulls too.
+    """
     todo: list[tuple[str, Any]] = list(document.items())
     while todo:
         key, value = todo.pop()
+        if value is None:
+            raise RequestError(f"{where}: {brief(key)} is null, expected what a run file can hold")
         if isinstance(value, dict):
             todo += [(f"{key}.{name}", inner) for name, inner in value.items()]
         elif isinstance(value, list):
             todo += [(f"{key}[{place}]", inner) for place, inner in enumerate(value)]
         elif isinstance(value, int) and not -(2**63) <= value < 2**64:
-            raise LockstepError(f"{path}: {key} is {brief(hex(value))}, expected at most 64 bits")
+            raise RequestError(f"{where}: {key} is {brief(hex(value))}, expected at most 64 bits")
 
 
 def read_run_file(path: Path) -> dict[str, Any]:

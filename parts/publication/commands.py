@@ -25,7 +25,9 @@ from parts.publication.claims import PUBLISHED_WINDOWS, VerifyOutcome, table
 from pipeline.command_options import (
     DEFAULT_ROOT,
     DEFAULT_RUN,
+    MOST_GB,
     RESULTS,
+    MaxGb,
     Root,
     RunFile,
     check_word,
@@ -65,6 +67,7 @@ class OffersVerification(Protocol):
         follows: bool,
         key: Path | None,
         network: "NetSettings",
+        max_gb: int,
     ) -> tuple[bool, list["PublicClaim"], list[str], str]:
         """Return what `Verified` consists of."""
 
@@ -202,9 +205,7 @@ def verify(  # noqa: PLR0913 - each is an option
     shards: OwnData = None,
     tasks: Annotated[bool, typer.Option("--tasks", help="Repeat the scores of tasks.")] = False,
     key: PublicKey = None,
-    max_gb: Annotated[
-        int, typer.Option(min=1, help="The most that the publication's files may have together.")
-    ] = 4,
+    max_gb: MaxGb = MOST_GB,
     attempts: Annotated[
         int, typer.Option(min=1, max=100, help="Failures in a row that end a download.")
     ] = 3,
@@ -305,9 +306,7 @@ def replay(
     folder: Annotated[
         Path, typer.Argument(metavar="BUNDLE", help="A folder in data/verdict/bundles.")
     ],
-    max_gb: Annotated[
-        int, typer.Option(min=1, help="The most that the bundle's files may have together.")
-    ] = 4,
+    max_gb: MaxGb = MOST_GB,
     worker_python: WorkerPython = "",
     worker_module: WorkerModule = "",
     worker_path: WorkerPath = None,
@@ -388,7 +387,7 @@ def _verify_stored(context: typer.Context, limits: "Limits") -> "Verified | None
             out = sys.stdout
             with redirect_stdout(StagesAgain(sys.stderr)):
                 say = partial(print, file=sys.stderr if asked["as_json"] else out, flush=True)
-                how = {"follows": follow, "key": asked["key"], "network": network}
+                how = {"follows": follow, "key": asked["key"], **limits._asdict()}
                 result = part.verify(source, asked["root"], replays, say if follow else bool, **how)
             return Verified(*result)
     if follow or replays:

@@ -15,7 +15,7 @@ import models
 from lockstep.errors import LockstepError
 from lockstep.files import write_named
 from pipeline import runfile
-from pipeline.command_options import run_stage
+from pipeline.command_options import run_stage, whole
 from pipeline.runfile.as_text import run_file, toml
 from pipeline.sources.token_files.listing import EXTENSIONS
 from pipeline.stage.artifacts import Paths
@@ -38,7 +38,8 @@ def parse(arguments: list[str]) -> Flags:
     for name, flag in FLAGS.items():
         kind, default = type(flag["default"]), flag["default"]
         text = f"{flag['goes_to']} (default {default})" if default else flag["goes_to"]
-        how: Flags = {"action": "store_true"} if kind is bool else {"type": kind, "metavar": "X"}
+        how: Flags = {"type": whole if kind is int else kind, "metavar": "X"}
+        how = {"action": "store_true"} if kind is bool else how
         parser.add_argument(f"--{name}", dest=name, default=default, help=text, **how)
     flags = vars(parser.parse_args(arguments))
     for name, flag in FLAGS.items():

@@ -6,7 +6,16 @@ from typing import Annotated
 
 import typer
 
-from pipeline.command_options import DEFAULT_ROOT, DEFAULT_RUN, IN_PROGRESS, Commands, Root, RunFile
+from pipeline.command_options import (
+    DEFAULT_ROOT,
+    DEFAULT_RUN,
+    IN_PROGRESS,
+    MOST_GB,
+    Commands,
+    MaxGb,
+    Root,
+    RunFile,
+)
 
 app = typer.Typer()
 volunteer = typer.Typer(
@@ -116,9 +125,10 @@ def join(
     store: Where,
     root: Root = DEFAULT_ROOT,
     file: KeyFile = DEFAULT_KEY,
+    max_gb: MaxGb = MOST_GB,
     from_state: FromState = False,
 ) -> None:
     """Train in a run: fetch its data, and take part until its last round."""
     from parts.volunteers import joining
 
-    joining.join(store, root, file, from_state=from_state)
+    joining.join(store, root, file, max_gb, from_state=from_state)

@@ -28,10 +28,10 @@ from parts.volunteers.store.schemes import open_store
 from parts.volunteers.stored_run import run_before
 from parts.volunteers.training.process import Onlooker
 from pipeline import runfile
-from pipeline.command_options import run_stage
+from pipeline.command_options import MOST_GB, run_stage
 from pipeline.language_model import cudnn
 from pipeline.net import limits
-from pipeline.net.limits import NetSettings
+from pipeline.net.limits import FetchLimit, NetSettings
 from pipeline.runfile import Runtime, as_text, strangers
 from pipeline.runfile.answers import Use
 from pipeline.stage import devices, lock, logs
@@ -101,6 +101,7 @@ def _header(setup: Setup, key: str) -> Header:
 
 
 STAGES = "download", "convert", "train"
+MAY_BE_LARGE = "where a run's data and checkpoint may be that large, say so with --max-gb"
 PATIENCE = NetSettings(attempts=3, stall_seconds=10.0)  # until a run's document is read
 
 
@@ -120,10 +121,11 @@ def open_run(address: str, run_file: Path, root: Path, key_file: Path) -> None:
     print(f"open: {address}: {document.slots} slots, {size(document.payload_bytes)} a message")
 
 
-def join(address: str, root: Path, key_file: Path, *, from_state: bool) -> None:
+def join(address: str, root: Path, key_file: Path, max_gb: int, *, from_state: bool) -> None:
     """Take part in a run, up to its last round.
 
-    With `from_state` it begins after the newest state in the store.
+    Its data and checkpoint may have `max_gb` 10^9 bytes together. With `from_state` it begins after
+    the newest state in the store.
     """
     keys.read(key_file)  # before anything is fetched
     key = str(key_file.absolute())
@@ -136,8 +138,9 @@ def join(address: str, root: Path, key_file: Path, *, from_state: bool) -> None:
         f"join: {run.config.total_steps} rounds; in each, {size(document.payload_bytes)} up and "
         f"{size(others * document.payload_bytes)} down"
     )
-    for stage in STAGES:
-        run_stage(stage, run_file, root)
+    with FetchLimit(max_gb * 10**9, MAY_BE_LARGE):
+        for stage in STAGES:
+            run_stage(stage, run_file, root)
 
 
 def follow(
@@ -146,14 +149,19 @@ def follow(
     onlooker: Onlooker,
     network: NetSettings = PATIENCE,
     lab: PublicKey | None = None,
+    max_gb: int = MOST_GB,
 ) -> FollowedRun:
-    """Follow a run, which the reader's `lab` has opened, in a folder of its own below `root`."""
+    """Follow a run, which the reader's `lab` has opened, in a folder of its own below `root`.
+
+    Its data and checkpoint may have `max_gb` 10^9 bytes together.
+    """
     _, sha256, _ = statements.read_run(open_store(address, network), lab)
     root = root / "data" / "followed" / sha256[:16]
     own = Runtime(store=address, attempts=network.attempts, stall_seconds=network.stall_seconds)
     run, run_file = _fetch_run(address, root, Use.FOLLOWED, own, network)
-    for stage in STAGES[:-1]:
-        run_stage(stage, run_file, root)
+    with FetchLimit(max_gb * 10**9, MAY_BE_LARGE):
+        for stage in STAGES[:-1]:
+            run_stage(stage, run_file, root)
     paths = Paths("train", run_file, root)
     logs.to_stdout(run.runtime.log_level.upper())
     devices.prepare(run)

@@ -21,11 +21,12 @@ from parts.volunteers.replaying import (
 from parts.volunteers.signed import MOST_BYTES
 from parts.volunteers.store.schemes import open_store
 from parts.volunteers.training.process import Onlooker
+from pipeline.command_options import MOST_GB
 from pipeline.net.limits import NetSettings
 from pipeline.recheck.claim import PublicClaim
 
 DRAWN = "drawn"
-OPTIONS = {"root", "follow", "replays", "key", "attempts", "stall_seconds", "as_json"}
+OPTIONS = {"root", "follow", "replays", "key", "attempts", "stall_seconds", "max_gb", "as_json"}
 """Options of `lockstep verify` that are about a run of volunteers; others are refused."""
 
 
@@ -51,6 +52,7 @@ def verify(  # noqa: PLR0913
     follows: bool,
     key: Path | None = None,
     network: NetSettings = joining.PATIENCE,
+    max_gb: int = MOST_GB,
 ) -> tuple[bool, list[PublicClaim], list[str], str]:
     """Follow a run to its newest link, or to its end, and replay some windows.
 
@@ -62,6 +64,7 @@ def verify(  # noqa: PLR0913
       follows: Whether to wait for the links that come.
       key: The lab's KEY as the reader knows it, or a file that has it.
       network: How long to wait for the store.
+      max_gb: The most that its data and checkpoint may have together, 10^9 bytes.
 
     Returns:
       Whether what was replayed was compared bit for bit; what is known; why it is not verified; and
@@ -72,7 +75,7 @@ def verify(  # noqa: PLR0913
     """
     requested = {ReplayRequest.parse(text): None for text in replays if text != DRAWN}
     lab = None if key is None else _lab(key)
-    followed = joining.follow(source, root, Onlooker(follows, say), network, lab)
+    followed = joining.follow(source, root, Onlooker(follows, say), network, lab, max_gb)
     setup, transcript, chain, end = followed
     audits = audit_states(setup, transcript, chain)
     drawn = {a.request: a for a in audits if DRAWN in replays and a.state in ("known", "shown")}

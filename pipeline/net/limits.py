@@ -5,16 +5,16 @@ web.py holds web servers, the hub and Google's storage to these, fsspec_files.py
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Event
-from typing import Protocol, TypeVar
+from typing import ClassVar, Protocol, TypeVar
 
 from urllib3 import Retry
 from urllib3.exceptions import HTTPError, MaxRetryError
 
-from .host import NetError, brief
+from .host import BadRequestError, NetError, brief
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +93,41 @@ class ListingLimit:
 
     def _endless(self, problem: str, expected: str) -> NetError:
         return NetError(f"{brief(self._name, 200)}: {problem}, expected {expected}")
+
+
+class FetchLimit:
+    """The most bytes that files may have which are fetched in a `with` block, all together.
+
+    It is a reader's, for files that a stranger names: a pin is compared only once a file is here.
+    Each counts once, by its address, with as many bytes as are asked for, before any of them comes.
+    """
+
+    _open: ClassVar[list["FetchLimit"]] = []  # of the process: files are fetched by many threads
+
+    def __init__(self, most: int, remedy: str):
+        self.most, self._remedy, self._sizes = most, remedy, dict[str, int]()
+
+    def __enter__(self) -> None:
+        self._open.append(self)
+
+    def __exit__(self, *_: object) -> None:
+        self._open.remove(self)
+
+    @classmethod
+    def count(cls, sizes: Mapping[str, int]) -> None:
+        """Count files, by their addresses, that are fetched next.
+
+        Raises:
+          BadRequestError: They would be too many bytes with those before.
+        """
+        for limit in cls._open:
+            for address, size in sizes.items():
+                limit._sizes[address] = max(size, limit._sizes.get(address, 0))
+            if (total := sum(limit._sizes.values())) > limit.most:
+                raise BadRequestError(
+                    f"{brief(next(iter(sizes)), 200)}: would make {total:,} bytes to fetch, "
+                    f"expected at most {limit.most:,}; {limit._remedy}"
+                )
 
 
 # ---- Attempts ----

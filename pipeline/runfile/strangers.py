@@ -33,6 +33,7 @@ from pipeline.runfile.answers import (
 )
 from pipeline.runfile.parts import TABLES
 from pipeline.runfile.run import Run, Runtime, parse
+from pipeline.toml_file import check_values
 
 CONSENTED = ("workload.factory",)  # keys whose values a reader may take by a word of its own
 MOST_SNAPSHOTS = 2**20  # a reader lists them
@@ -153,6 +154,8 @@ def read(
 def check(run: Run, name: str, use: Use, consents: Consents = NONE, consent: str = "") -> None:
     """Check that others may use a run so; arguments and errors are those of `read`."""
     for key, value, default in keys_of(run, ""):
+        if isinstance(value, dict):  # of anybody's keys
+            check_values(name, {key: value})
         is_kind = isinstance(value, Variant)
         answer = answer_to(f"{key}.{value.tag()}" if is_kind else key) or NEVER
         if use <= answer.until or (value == default and not is_kind):

@@ -26,7 +26,14 @@ from typing import Any, BinaryIO, NamedTuple
 
 from .. import remote, web
 from ..host import NetError
-from ..limits import Bar, CancelledError, NetSettings, UnnamedVersionError, UnreachableError
+from ..limits import (
+    Bar,
+    CancelledError,
+    FetchLimit,
+    NetSettings,
+    UnnamedVersionError,
+    UnreachableError,
+)
 from ..origin import READ_BYTES, AnyRecord, Origin, hash_file, hasher, parse, validate
 
 log = logging.getLogger(__name__)
@@ -63,7 +70,12 @@ def fetch(
     """Fetch the files that are not in the store yet; return a file for each transfer, in order.
 
     The bar advances by bytes, each counted once, those in the store included.
+
+    Raises:
+      BadRequestError: They are more than a `FetchLimit` allows.
     """
+    far = [transfer for transfer in transfers if not transfer.origin.is_local]
+    FetchLimit.count({transfer.origin.url: transfer.size for transfer in far})
     stop = Event()
     with ThreadPoolExecutor(network.connections, thread_name_prefix="fetch") as pool:
         jobs = [

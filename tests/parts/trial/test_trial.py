@@ -118,6 +118,15 @@ def test_distro_has_psyches_defaults_and_order():
     assert run.llm.checkpoint.repo_id == "emozilla/llama2-215m-init"
 
 
+def test_counts_are_written_as_people_write_them():
+    run = parsed("--total-steps", "1M", "--total-batch", "1,024", "--sequence-length", "2e3")
+    assert (run.config.total_steps, run.config.global_batch_size_end) == (10**6, 1024)
+    assert run.llm.max_seq_len == 2000
+    for wrong in ("1.5", "1e99", "many"):
+        with refused("--total-steps", wrong, "100k"):
+            parse(["--total-steps", wrong])
+
+
 def test_flags_that_stand_for_no_single_key_reach_the_run_file(tmp_path):
     tiny.write_data(tmp_path)
     (tmp_path / "rows").mkdir()

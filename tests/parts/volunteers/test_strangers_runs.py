@@ -11,13 +11,16 @@ from parts.volunteers.bodies import RunDocument
 from parts.volunteers.chain import statements
 from parts.volunteers.lab import opening
 from parts.volunteers.signed import sign
+from parts.volunteers.training.process import Onlooker
 from pipeline import runfile
 from pipeline.__main__ import app
 from pipeline.runfile import as_text
 from pipeline.runfile.answers import Use
 from tests import tiny
+from tests.errors import refused
 from tests.parts.publication.published_run import print_of
 from tests.parts.volunteers import volunteering
+from tests.servers.hub import Repo, running_hub
 
 CANARY = "CANARY"  # stands for a file that nothing may touch
 # A function that a module of workloads/ has imported: called with the config, it runs its keys.
@@ -117,6 +120,34 @@ def test_what_a_strangers_run_would_do_here_is_refused_before_anything(
         app([*join, "--key", str(tmp_path / "me.pem")])
     assert not [*root.iterdir()]  # nothing was fetched, or computed with
     assert not (tmp_path / CANARY).exists()
+
+
+def test_data_that_are_more_than_the_reader_wants_are_not_fetched(tmp_path, monkeypatch):
+    keys.create(tmp_path / "me.pem")
+    with running_hub(monkeypatch, tmp_path / "home") as hub:
+        hub.datasets["ours/data"] = Repo()
+        hub.datasets["ours/data"].commit({"train.ds": bytes(2**16)})
+        tokens = {"Hub": {"repo_id": "ours/data", "token_size_in_bytes": "TwoBytes"}}
+        tokens["Hub"]["shuffle"] = "DontShuffle"
+        address = f"file://{put(tmp_path, {'model__LLM__data_location': tokens})}"
+        asks = (tmp_path / "reader", tmp_path / "me.pem", 0)
+        with tiny.like_a_process(), refused("65,536", "at most 0", "--max-gb"):
+            joining.join(address, *asks, from_state=False)
+        with tiny.like_a_process(), refused("65,536", "at most 0", "--max-gb"):
+            joining.follow(address, tmp_path / "reader", Onlooker(False, bool), max_gb=0)
+        assert not hub.elsewhere  # where its large files are
+
+
+@pytest.mark.parametrize("value", [None, [None], {"a": None}, 2**70])
+def test_what_no_run_file_can_hold_is_said_of_the_strangers(value, tmp_path):
+    store = put(tmp_path, {})
+    document = statements.read_run(joining.open_store(f"file://{store}"))[0]
+    document.run["model"]["LLM"]["checkpoint"]["Init"]["config"]["odd"] = value
+    (store / layout.RUN).write_bytes(sign(document, keys.read(tmp_path / "lab.pem")))
+    asks = (Use.JOINED, runfile.Runtime(), joining.PATIENCE)
+    with refused(f"file://{store}/run.json", "model.LLM.checkpoint.Init.config.odd"):
+        joining._fetch_run(f"file://{store}", tmp_path / "reader", *asks)
+    assert not (tmp_path / "reader").exists()
 
 
 def test_a_run_file_that_the_reader_has_is_not_replaced(tmp_path):

@@ -9,9 +9,11 @@ from lockstep.errors import LockstepError
 from lockstep.machine.progress import Progress
 from pipeline.net import remote, web
 from pipeline.net.host import NetError
+from pipeline.net.limits import FetchLimit
 from pipeline.net.origin import Origin
 from pipeline.net.transfers import hub_files, store
 from pipeline.runfile import Network
+from tests.errors import refused
 from tests.servers import hub as hub_server
 from tests.servers.files import Files
 from tests.servers.hub import Repo
@@ -43,6 +45,23 @@ def test_a_link_in_the_store_is_neither_read_nor_written_through(tmp_path, suffi
             with pytest.raises(LockstepError, match="expected to write there"):
                 fetch(files, tmp_path / "store", tag=tag)
     assert (tmp_path / "ours").read_bytes() == (b"1234" if suffix == "whole" else b"12")
+
+
+def test_files_beyond_a_readers_limit_are_refused_before_a_byte_of_them_comes(tmp_path):
+    with Files({"a.ds": b"1234", "b.ds": b"12"}).serving() as files:
+
+        def fetch_one(name: str, size: int) -> None:
+            transfer = store.Transfer(name, Origin(url=files.url(name), size=size), size)
+            with Progress("fetch", total=size, unit="byte") as bar:
+                store.fetch([transfer], tmp_path / "store", NETWORK, bar)
+
+        with FetchLimit(5, "say so with --max-gb"):
+            fetch_one("a.ds", 4)
+            fetch_one("a.ds", 4)  # counts once
+            with refused(6, 5, "--max-gb"):
+                fetch_one("b.ds", 2)
+        assert not any("b.ds" in path for _, path, _ in files.seen)
+        fetch_one("b.ds", 2)
 
 
 @pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a.JSON.gz", "a.jsonl.zst"])
