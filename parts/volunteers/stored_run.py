@@ -118,11 +118,11 @@ def run_before(setup: Setup, onlooker: Onlooker | None) -> StoredRun:
         store = open_addressed(store.address, reader, volunteer.key, lab, run.runtime)
         admissions = Admissions(store, sha256, lab, document.slots)
     admissions.objects[layout.RUN] = stored
-    config, volunteers = run.config, volunteers_of(run)
+    volunteers = volunteers_of(run)
     terms = Terms(
-        config.max_round_train_time,
+        setup.settings.closing.limit,
         volunteers.settle_seconds,
-        config.waiting_for_members_extra_time,
+        run.config.waiting_for_members_extra_time,
         volunteers.stagger_seconds + LONGEST,
     )
     head, draws = Head(sha256, stored.seconds), AuditDraws(volunteers.replay_percent)

@@ -45,7 +45,7 @@ class Wait:
 
 @dataclass(frozen=True)
 class End:
-    """Who only looks on waits no longer: this is where the links end that follow."""
+    """Who does not train waits no longer: this is where the links end that follow."""
 
     step: int  #: The round that is not over.
     wrong: list[str]  #: Why no link of it can ever follow.
@@ -80,6 +80,7 @@ class RoundRead:
     everywhere: bool = False  # whether all slots were looked into just now
     next_round: int = 0  # when the newest object of the next round was put; 0 without any
     beyond: Sequence[tuple[str, SlotContent]] | None = None  # what comes after; None: not read
+    went_on: float | None = None  # when something was seen there first
     goes_back: bool = False  # whether the round before can be looked at again
     doubted: set[int] = field(default_factory=set)  # for whose links that was done
 
@@ -124,8 +125,13 @@ def act(read: RoundRead, now: float) -> Action:
         return Adopt(first) if _none_comes_before(read, first, now) else Wait()
     if read.beyond is not None:
         end = _end(read, read.beyond)
-        if end.wrong or not read.waits:
+        if not end.wrong and not read.waits:
             return end
+        if end.wrong and not read.everywhere:
+            return Look()
+        # what stands in the slots was put before anybody went on, and is seen by then
+        if end.wrong and read.went_on is not None:
+            return end if now - read.went_on > read.settle else Wait()
     return _in_turn(read, now)
 
 

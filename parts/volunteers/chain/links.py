@@ -122,7 +122,7 @@ class FalseLinkError(ValueError):
 class Terms:
     """What decides when a link may come, in seconds."""
 
-    limit: float  # max_round_train_time
+    limit: float  # `Closing.limit`
     settle: int  # `[volunteers] settle_seconds`
     extra: float  # waiting_for_members_extra_time
     turn: float  # from one peer's turn to put a link to the next

@@ -63,11 +63,13 @@ class RoundLinks(Generic[CameTo]):
         return read.listed
 
     def look_beyond(self) -> None:
-        """Read what peers signed later, for an onlooker who may wait in vain."""
+        """Read what peers signed later, for one who does not train, and may wait in vain."""
         read, self.read.beyond = self.read, None
-        if self.process.onlooker is not None and read.first() is None:
+        if self.process.volunteer is None and read.first() is None:
             in_all = self.process.looks_once
             read.beyond = [*self.chain.signed_later(read.step, read.what, in_all=in_all)]
+            if read.beyond and read.went_on is None:
+                read.went_on = time.monotonic()
 
 
 def adopt(links: RoundLinks[CameTo], first_wait: float = 0.0) -> CameTo | End:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
+from lockstep.errors import LockstepError
 from lockstep.protocol import driver
 from lockstep.protocol.driver import RunProgress
 from lockstep.swarm.peers import SimulatedPeers
@@ -67,7 +68,7 @@ class StoredSwarm(Swarm):
         if progress.waiting:
             began = adopt(BeginningLinks(self.process, progress))
             if isinstance(began, End):
-                self.end = began
+                self._stop_at(began)
                 return progress, None
             progress, asked = began
             askers = *askers, *asked
@@ -78,9 +79,19 @@ class StoredSwarm(Swarm):
         start = RoundStart(round_, askers, self.join(round_))
         taken = ClosingLinks(self, progress, start).take()
         if isinstance(taken, End):
-            self.end = taken
+            self._stop_at(taken)
             return progress, None
         return taken
+
+    def _stop_at(self, end: End) -> None:
+        """Stop where the links end.
+
+        Raises:
+          LockstepError: This is a training, which has to come to the last round, and never can.
+        """
+        if self.process.onlooker is None:
+            raise LockstepError("; ".join(end.wrong))
+        self.end = end
 
 
 class ClosingLinks(RoundLinks[Taken]):

@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 import tomlkit
 
-from parts.volunteers import keys, layout
+from lockstep.errors import LockstepError
+from parts.volunteers import keys, layout, stored_verification
 from parts.volunteers.chain import statements
 from parts.volunteers.chain.links import RoundLink
 from parts.volunteers.signed import sign, unsigned
 from parts.volunteers.store.folder import FolderStore
 from tests import tiny
+from tests.errors import check_names
 from tests.parts.volunteers import volunteering
 
 pytestmark = pytest.mark.long
@@ -86,6 +88,17 @@ def test_a_follower_without_a_state_begins_at_the_start(over, store):
     assert (rounds, state) == of(over, "000")
 
 
+def test_a_training_that_no_link_can_follow_ends_with_what_verify_says(over, store):
+    for path in of_round(store, 4, "closed"):
+        path.unlink()
+    with pytest.raises(LockstepError) as caught:
+        follow(over, store)
+    check_names(caught.value, layout.round_folder(4), "no link follows", "[0, 1]")
+    with tiny.like_a_process(), pytest.raises(LockstepError) as verified:
+        stored_verification.verify(f"file://{store}", store.parent, [], bool, follows=False)
+    assert str(verified.value) == str(caught.value)
+
+
 def test_a_follower_goes_back_from_a_second_winner(over, store, monkeypatch):
     (first,) = of_round(store, 4, "closed")
     said, at = unsigned(RoundLink, first.read_bytes(), "it"), first.stat().st_mtime
@@ -97,8 +110,11 @@ def test_a_follower_goes_back_from_a_second_winner(over, store, monkeypatch):
     followed, hidden = [], first.relative_to(store).as_posix()
     look, names = FolderStore.look, FolderStore.names
 
-    def hides() -> bool:  # until somebody looks for what follows it
-        return not any(name.startswith(layout.round_folder(5)) for name in followed)
+    def hides() -> bool:  # until somebody has seen the other, and looks for what follows
+        seen = [*followed]
+        while seen and not seen.pop(0).endswith(second.relative_to(store).as_posix()):
+            pass
+        return not any(name.startswith(layout.round_folder(5)) for name in seen)
 
     def look_there(self, name, most):
         if name.endswith(".closed"):
