@@ -42,7 +42,21 @@ def parts(loss: Any) -> tuple[torch.Tensor, float | None]:
             f"loss: found {kind!r}; expected the mean loss as a tensor with one value, or the sum "
             "and the number of its terms"
         )
-    return value, None if count is None else float(count)
+    return value, None if count is None else _counted(count)
+
+
+def _counted(count: Any) -> float:
+    """Return the number of what counts in a sum."""
+    try:
+        number = count if torch.is_tensor(count) else torch.as_tensor(count)
+        if number.numel() == 1 and not number.is_complex():
+            return float(number.detach())
+        found = f"{number.dtype} of shape {list(number.shape)}"
+    except (TypeError, ValueError, RuntimeError):  # of what is no number
+        found = type(count).__name__
+    raise bits.ContractError(
+        f"loss: found a count of {found}; expected the number of what counts in the sum"
+    )
 
 
 def mean(loss: Any) -> torch.Tensor:
@@ -123,6 +137,7 @@ class BoundModel:
     def accumulate(self, rows: Any, weight: float) -> float:
         """Add the gradient of some rows, a share of all; return what they add to the loss."""
         loss, count = parts(self.code.loss(self.model, on_device(rows, self.device)))
+        self._last = rows
         if count is None:
             (loss if weight == 1 else loss * weight).backward()
             return weight * float(loss.detach())
@@ -147,8 +162,30 @@ class BoundModel:
         if self._movement is not None:
             self._movement.check()
             self._movement = None
+            if self.counted is not None:
+                self._check_count()
         self._restore()
         return self.counted or 1.0
+
+    def _check_count(self) -> None:
+        """Check that what counts in the last rows is the same at parameters of zeros.
+
+        It is what peers weigh by, and follows from their rows alone, however they were trained.
+        """
+        counts = []
+        with torch.no_grad():
+            for zeros in (False, True):
+                for parameter in (p for tied in self.parameters.values() for p in tied if zeros):
+                    parameter.data = torch.zeros_like(parameter.data)
+                bits.seed_generators(0)
+                loss = self.code.loss(self.model, on_device(self._last, self.device))
+                counts.append(parts(loss)[1])
+        self._take_params()
+        if counts[0] != counts[1]:
+            raise bits.ContractError(
+                f"loss: counts {counts[0]:.6g} in some rows and, with parameters of zeros, "
+                f"{counts[1]:.6g} in the same; expected a count that depends on the rows alone"
+            )
 
     def count_statistics(self, lots: Any) -> None:
         """Recompute the statistics of batch norms, at the current parameters, over lots of rows.

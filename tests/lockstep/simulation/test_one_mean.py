@@ -117,6 +117,12 @@ def test_a_count_is_a_number_from_0_and_rows_are_read_once():
             DATA, optimizer=SGD, peers=1, steps=1, batch_size=ROWS,
         )  # fmt: skip
 
+    with refused("loss_fn", "complex64"):
+        simulate(
+            lambda p, b, r: (squares(p["w"], b).sum(), jnp.complex64(3)), started(mean),
+            DATA, optimizer=SGD, peers=1, steps=1, batch_size=ROWS,
+        )  # fmt: skip
+
     class Noting(list):
         reads = 0
 
@@ -127,6 +133,39 @@ def test_a_count_is_a_number_from_0_and_rows_are_read_once():
     data = Noting({name: x[row] for name, x in DATA.items()} for row in range(ROWS))
     simulate(counted, started(mean), data, optimizer=SGD, peers=2, steps=3, batch_size=7)
     assert data.reads == 3 * ROWS + 2 * 7 + 2  # and to see what they are
+
+
+COUNTS = {
+    "of what was computed": (lambda out, batch: (out > 0).sum(), "zeros"),
+    "complex": (lambda out, batch: torch.tensor(3j), "complex64"),
+    "several": (lambda out, batch: batch["mask"], "[14]"),
+    "no number": (lambda out, batch: "many", "str"),
+}
+
+
+@pytest.mark.parametrize("case", COUNTS)
+def test_what_counts_for_torch_is_a_number_that_follows_from_the_rows_alone(case):
+    count, found = COUNTS[case]
+
+    def loss(module, batch):
+        out = module(batch["x"])[:, 0]
+        return ((out - batch["y"]) ** 2).sum(), count(out, batch)
+
+    with refused("loss", found):
+        simulate(
+            loss, torch.nn.Linear(WIDTH, 1), DATA, optimizer=SGD, peers=1, steps=1, batch_size=ROWS
+        )
+
+
+def test_a_count_that_is_drawn_is_of_its_rows():
+    def loss(module, batch):
+        drawn = torch.rand(len(batch["x"])) < 0.5
+        losses = (torch.nn.functional.dropout(module(batch["x"])[:, 0]) - batch["y"]) ** 2
+        return (losses * drawn).sum(), drawn.sum()
+
+    module = torch.nn.Linear(WIDTH, 1)
+    ended = simulate(loss, module, DATA, optimizer=SGD, peers=1, steps=2, batch_size=ROWS)
+    assert len(ended.train["loss"]) == 2
 
 
 @pytest.mark.parametrize("pair", [False, True])
