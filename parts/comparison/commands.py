@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lockstep.errors import LockstepError
+from lockstep.errors import LockstepError, expecting
 from lockstep.files import write_named
 from parts.comparison import plan_file
 from pipeline import version
@@ -89,6 +89,21 @@ def _plan(file: Path, path: Path) -> None:
         print(f"compare: {_hours(changed(base, comparison), left * comparison.tokens)}")
 
 
+def _planned(comparison: "Compare", path: Path) -> dict[str, dict[str, Any]]:
+    """Return the plan of a comparison, which has all of its trainings and nothing else."""
+    from parts.comparison.trainings import PlannedTraining, needed, trainings
+
+    plan, due = plan_file.planned(path), {}
+    with expecting(path, plan_file.A_PLAN, KeyError, TypeError, AttributeError):
+        names = {PlannedTraining.in_plan(entry): name for name, entry in plan.items()}
+        for job in trainings(comparison):
+            needs = [names[other] for other in needed(comparison, job)]
+            due[names[job]] = {**job._asdict(), "needs": needs}
+    if plan != due:
+        raise LockstepError(f"{path}: has others, expected {plan_file.A_PLAN}")
+    return plan
+
+
 def _name(
     comparison: "Compare", base: "Run", job: "PlannedTraining", needs: list[str], keys: TrainKeys
 ) -> str:
@@ -142,11 +157,12 @@ def _train(file: Path, path: Path, name: str) -> None:
     from parts.comparison import train
     from parts.comparison.trainings import PlannedTraining
 
-    if (entry := (plan := plan_file.planned(path)).get(name)) is None:
+    comparison, base = _loaded(file)
+    if (entry := (plan := _planned(comparison, path)).get(name)) is None:
         raise LockstepError(
             f"{path}: found no training {name}, expected the name of one in it{meant(plan, name)}"
         )
-    job, (comparison, base) = PlannedTraining.in_plan(entry), _loaded(file)
+    job = PlannedTraining.in_plan(entry)
     if (today := _name(comparison, base, job, entry["needs"], {})) != name:
         raise LockstepError(
             f"{path}: {name} would now be {today}, expected {file} and what it names as planned; "
@@ -162,7 +178,7 @@ def _write_run_files(file: Path, path: Path, folder: Path) -> None:
     from parts.comparison.trainings import text
 
     comparison, base = _loaded(file)
-    plan = plan_file.planned(path)
+    plan = _planned(comparison, path)
     for other in folder.glob("*.toml"):
         if other.stem not in plan:  # who trains all files of the folder would train it
             raise LockstepError(f"{other}: not of this plan, expected a folder without others")
@@ -181,7 +197,7 @@ def _table(file: Path, path: Path) -> None:
     from parts.comparison.trainings import PlannedTraining, by_seed
 
     comparison, base = _loaded(file)
-    plan, made_of = plan_file.planned(path), f"code {version.with_commit()}"
+    plan, made_of = _planned(comparison, path), f"code {version.with_commit()}"
     missing = [name for name in plan if not plan_file.result_path(name).is_file()]
     waiting = {plan[name]["method"] for name in missing}
     if waiting == set(comparison.methods):

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from lockstep.errors import LockstepError
+from lockstep.errors import LockstepError, expecting
 from lockstep.files import read_json
 from pipeline.stage.artifacts import read_sealed
 from pipeline.stage.keys import PROJECT, digest_of_source
@@ -17,6 +17,7 @@ from pipeline.toml_file import chain, read_toml
 
 COMPARE_FILE = Path("params/compare.toml")
 FOLDER = Path("data/compare")
+A_PLAN = "the trainings of the comparison; delete it to remake it"
 CODE = (
     *("lockstep", "models", "pipeline", "parts", "workloads"),
     *("constraints.txt", "constraints-gpu.txt", "dvc.yaml"),
@@ -54,7 +55,8 @@ def check_tables_are_of(compare_file: Path) -> None:
 
 def planned(plan: Path) -> dict[str, dict[str, Any]]:
     """Return the trainings of a plan by their names, in order."""
-    trainings: dict[str, dict[str, Any]] = read_sealed(plan, plan)["trainings"]
+    with expecting(plan, A_PLAN, KeyError):
+        trainings: dict[str, dict[str, Any]] = read_sealed(plan, plan)["trainings"]
     return trainings
 
 
@@ -66,4 +68,5 @@ def result_path(name: str) -> Path:
 def results(plan: Path, of: str | None = None) -> list[Path]:
     """Return the results of all trainings of a plan, or those that one of them needs."""
     trainings = planned(plan)
-    return [*map(result_path, trainings if of is None else trainings[of]["needs"])]
+    with expecting(plan, A_PLAN, KeyError, TypeError):
+        return [*map(result_path, trainings if of is None else trainings[of]["needs"])]

@@ -446,6 +446,38 @@ def test_a_result_of_other_numbers_is_one_line_that_names_its_key(
         path.write_text(before)
 
 
+def first_of(plan: dict) -> dict:
+    return next(iter(plan["trainings"].values()))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda plan: plan.pop("trainings"),
+        lambda plan: plan.update(trainings=[]),
+        lambda plan: plan["trainings"].update(other=3),
+        lambda plan: plan["trainings"].popitem(),
+        lambda plan: first_of(plan).pop("needs"),
+        lambda plan: first_of(plan).update(needs=None),
+        lambda plan: first_of(plan).pop("seed"),
+        lambda plan: first_of(plan).update(method="mine"),
+        lambda plan: first_of(plan).update(seed=[]),
+    ],
+)
+def test_a_plan_of_other_trainings_is_one_line_that_names_it(change, compared_once):
+    folder, _ = compared_once
+    path = folder_plan(folder, "two.toml")
+    before, plan = path.read_text(), read_json(path)
+    del plan["sha256"]
+    change(plan)
+    write_sealed(path, plan)  # as a forger could
+    try:
+        with refused(path.name):
+            compare(folder, "two.toml", "--table")
+    finally:
+        path.write_text(before)
+
+
 def test_curves_that_no_training_has_make_one_line_or_a_table(compared_once):
     folder, _ = compared_once
     path = min((folder / RESULTS).iterdir())
