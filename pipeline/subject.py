@@ -52,7 +52,7 @@ class OpenedExport(Protocol):
 
 
 class Begins(Protocol):
-    """First params that a subject makes itself, for a checkpoint that is no files."""
+    """First params that a subject makes itself, for a checkpoint without files."""
 
     def seed(self, run: Run) -> int:
         """Return the seed that they are drawn with."""

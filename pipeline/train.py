@@ -36,6 +36,7 @@ from pipeline.joints import Joint
 from pipeline.language_model import cudnn, held_out
 from pipeline.language_model.held_out import HeldOutRows, MeanLoss
 from pipeline.monitor import tracker, training_scores
+from pipeline.monitor.held_out_losses import HeldOutLosses
 from pipeline.monitor.monitor import Monitor, Pauses, Stops, Terminal
 from pipeline.monitor.profile import Profile
 from pipeline.monitor.training_scores import TrainingScores
@@ -136,7 +137,7 @@ def _train(setup: Setup, paths: Paths, held: HeldOutRows, stack: ExitStack) -> P
         stops = Stops(asked_to_stop, checkpoints, run.config.total_steps)
         observers = [
             Pauses(monitor, stops),
-            _HeldOutLosses(run, measure, header.held_out_loss, profile.timed),
+            HeldOutLosses(run, measure, header.held_out_loss, profile.timed),
             _Scores(scores, peers, run.config.total_steps, profile.timed),
             _EpochPushes(run, peers, paths),
             Terminal(bar, monitor, profile.timed),
@@ -204,33 +205,6 @@ def _scores_of_tasks(setup: Setup, paths: Paths) -> TrainingScores:
     for part in SCORES:
         return part.training_scores(setup.run, setup.model, paths)
     raise LockstepError(f"[evaluate] every = {every}, expected 0: parts/tasks is not here")
-
-
-@dataclass
-class _HeldOutLosses(Observer):
-    """Measures the held-out loss when it is due, and ends a training that it shows to diverge."""
-
-    run: runfile.Run
-    measure: Callable[[], MeanLoss | None]  # None where nothing is held out
-    first: float | None  # what it was before the first round
-    timed: Callable[[str], AbstractContextManager[None]]
-
-    def took(self, entry: Entry) -> Entry:
-        """Return the round with the loss after it."""
-        step = entry.round.step
-        if step != self.run.config.total_steps and step % self.run.held_out.every:
-            return entry
-        with self.timed("held out"):
-            loss = self.measure()
-        factor = self.run.held_out.stop_above
-        if loss is None:
-            return entry
-        if not loss.mean <= factor * self.first:
-            raise NotFiniteError(
-                f"held-out loss is {loss.mean:.3f} after round {step}, expected at most [held_out] "
-                f"stop_above = {factor} times the {self.first:.3f} it began with"
-            )
-        return entry.model_copy(update={"held_out_loss": loss.mean, "held_out_stderr": loss.stderr})
 
 
 @dataclass
@@ -330,7 +304,7 @@ def _check_environment(setup: Setup, scratch: Path) -> None:
 
 
 def _say_where(run: runfile.Run, peers: RunningPeers, header: Header) -> None:
-    for peer in range(run.peers.count):
+    for peer in sorted(peers.living):
         log.info(f"train: peer {peer} runs on {peers.where(peer)}")
     device, layout = jax.devices()[0].device_kind, run.peers.named_layout
     how = "replays bit for bit" + (", on any machine" if run.peers.bits == "everywhere" else "")

@@ -122,7 +122,7 @@ class OptimizerVariant(Variant):
         """Return what rounds wait for: by default, as is `common`, for all messages.
 
         Peers train so many tokens per second. Nothing travels on from every `settle_every`-th round
-        (0 is none) nor from the `last`.
+        (0: there is no such round) nor from the `last`.
         """
         return common
 

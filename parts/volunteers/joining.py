@@ -127,6 +127,7 @@ def join(address: str, root: Path, key_file: Path, max_gb: int, *, from_state: b
     Its data and checkpoint may have `max_gb` 10^9 bytes together. With `from_state` it begins after
     the newest state in the store.
     """
+    allocator.tune()  # which begins anew
     keys.read(key_file)  # before anything is fetched
     key = str(key_file.absolute())
     own = Runtime(store=address, volunteer_key=key, from_state=from_state)

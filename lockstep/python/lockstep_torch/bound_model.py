@@ -48,7 +48,7 @@ def parts(loss: Any) -> tuple[torch.Tensor, float | None]:
 def _counted(count: Any) -> float:
     """Return the number of what counts in a sum."""
     try:
-        number = count if torch.is_tensor(count) else torch.as_tensor(count)
+        number = torch.as_tensor(count)
         if number.numel() == 1 and not number.is_complex():
             return float(number.detach())
         found = f"{number.dtype} of shape {list(number.shape)}"
@@ -168,10 +168,7 @@ class BoundModel:
         return self.counted or 1.0
 
     def _check_count(self) -> None:
-        """Check that what counts in the last rows is the same at parameters of zeros.
-
-        It is what peers weigh by, and follows from their rows alone, however they were trained.
-        """
+        """Check that what counts in the last rows, by which peers weigh, is theirs at zeros too."""
         counts = []
         with torch.no_grad():
             for zeros in (False, True):

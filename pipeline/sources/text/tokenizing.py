@@ -7,6 +7,7 @@ Shapes: T tokens of a piece, S of a shard.
 """
 
 import itertools
+import re
 import shutil
 from abc import ABC, abstractmethod
 from array import array
@@ -44,6 +45,8 @@ from pipeline.tokens.tokenizer_files import (
 )
 
 PIECE = 2**17  # characters
+# Up to the last line break between two non-space characters, and up to the last after one.
+LINE, TEXT = re.compile(r".*\S\n(?=\S)", re.DOTALL), re.compile(r".*\S(?=\n)", re.DOTALL)
 SHARD_TOKENS = 2**20
 TRAINED_CHARACTERS = 2**28  # at most, of the train text, to train a tokenizer
 # Limits of a batch of pieces for the tokenizer.
@@ -156,15 +159,9 @@ def cut(text: str) -> Iterator[Piece]:
 
 def _border(text: str) -> int:
     """Return where to cut a text of more than PIECE characters."""
-    front = 0
-    line = text.rfind("\n", 1, PIECE)
-    while line > 0:
-        if not text[line - 1].isspace():
-            if not text[line + 1].isspace():
-                return line + 1
-            front = front or line
-        line = text.rfind("\n", 1, line)
-    return front or max(0, text.rfind(" ", 1, PIECE)) or PIECE
+    if (after := LINE.match(text)) or (before := TEXT.match(text, 0, PIECE)):
+        return (after or before).end()
+    return max(0, text.rfind(" ", 1, PIECE)) or PIECE
 
 
 # ---- Tokens ----
