@@ -2,6 +2,7 @@
 
 import math
 import os
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,14 @@ def total() -> int:
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = LIMIT.read_text().strip() if LIMIT.is_file() else "max"
     return machine if limit == "max" else min(machine, int(limit))
+
+
+@cache
+def room(devices: int = 1) -> int:
+    """Return the bytes of this machine's memory, or those of so many devices if these have less."""
+    stats = jax.local_devices()[0].memory_stats() or {}  # None of what has no memory of its own
+    limit = stats.get("bytes_limit")
+    return total() if limit is None else min(total(), devices * limit)
 
 
 def resident() -> int | None:

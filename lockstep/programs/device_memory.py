@@ -59,7 +59,7 @@ class DeviceMemory(NamedTuple):
       agreed: Params and the optimizer's one copy, on each device.
       own: What one peer owns, on a device.
       message: A peer's message, as arrays.
-      large: Whether messages are on disk, and merged one array at a time.
+      large: Whether messages are on disk, and merged a slice of an array at a time.
       step: A peer's step, of which each device runs one at a time.
       receive: The update of all, which the first device computes.
       measure: The loss of some held-out rows.
@@ -148,7 +148,7 @@ def device_memory(
     absent, step = group.whole((absent, np.int32(1)))
     step_memory = ProgramMemory.of(programs.peer_step, *replica.arguments(own, work, 1))
     agreed = replica.params, replica.shared, step
-    if programs.merges_in_parts:
+    if programs.merges_in_parts(peers):
         receive = ProgramMemory.of(programs.take, group.put(like), *agreed)
     else:
         receive = ProgramMemory.of(programs.receive, group.put(stacked), absent, *agreed)
@@ -175,7 +175,7 @@ def device_memory(
         agreed=_bytes((replica.params, replica.shared)),
         own=_bytes(own),
         message=_bytes(group.put(like)),
-        large=programs.form.large,
+        large=programs.large(peers),
         step=step_memory,
         receive=receive,
         measure=measure,

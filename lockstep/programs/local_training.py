@@ -18,7 +18,8 @@ from lockstep.optim.optimizer import Optimizer, Tree
 from lockstep.programs.task import Task
 from lockstep.same_bits.evaluation import same_bits
 from lockstep.same_bits.products import Product
-from lockstep.wire import message as wire
+
+LARGE = 2**26  # parameters of which two states are not held at a time
 
 
 class Agreed(NamedTuple):
@@ -239,8 +240,8 @@ class TracedSteps:
 
 
 def is_large(parameters: int) -> bool:
-    """Return whether so many parameters count as large."""
-    return 4 * parameters >= wire.LARGE_BYTES
+    """Return whether so many parameters count as large, which decides bits: on all machines."""
+    return parameters >= LARGE
 
 
 def micro_batches(

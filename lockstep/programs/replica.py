@@ -75,7 +75,7 @@ class Replica:
         age = np.array([age_of(slot) if slot in messages else 0 for slot in slots], np.int32)
         peers = RoundPeers(weight, age, self.programs.lots.steps_for(trained))
         peers, step = self.group.whole((peers, np.int32(step)))
-        if self.programs.merges_in_parts:
+        if self.programs.merges_in_parts(count):
             like = self.programs.form.like
             absent = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), like)
             rows = [messages.get(slot, absent) for slot in slots]

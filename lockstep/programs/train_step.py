@@ -15,6 +15,7 @@ import numpy as np
 import optax
 
 from lockstep.errors import LockstepError
+from lockstep.machine import memory
 from lockstep.optim import optimizer as optim
 from lockstep.optim.optimizer import Optimizer, RoundPeers, Tree
 from lockstep.programs.local_training import (
@@ -190,10 +191,16 @@ class Programs:
         arguments = (self.task.shapes, own, shared, jax.tree.map(rows, row), scalar, scalar)
         return without_rule(self._step_of_a_peer, *arguments)
 
-    @property
-    def merges_in_parts(self) -> bool:
-        """Whether messages are so large that they are merged on the host, see `merge_parts`."""
-        return self.form.large and self.optimizer.merge is not None
+    def large(self, peers: int) -> bool:
+        """Return whether the messages of so many peers are too large for memory here.
+
+        Then they lie on disk until their round is over. That changes no bit.
+        """
+        return self.form.large(peers, memory.room(self.parts))
+
+    def merges_in_parts(self, peers: int) -> bool:
+        """Return whether such large messages are merged a slice at a time, see `merge_parts`."""
+        return self.optimizer.merge is not None and self.large(peers)
 
     @cached_property
     def aggregate(self) -> Callable[[Tree, np.ndarray], Tree]:

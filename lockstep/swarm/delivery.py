@@ -57,7 +57,9 @@ class Outbox:
 
     programs: Programs
     asked: Asked = Asked.BYTES
-    # where large messages are stored; None is the system's folder of temporary files
+    # whether messages are too large for memory, and where they are stored then; None is the
+    # system's folder of temporary files
+    large: bool = False
     folder: Path | None = None
     _threads: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(os.cpu_count(), "outbox")
@@ -76,7 +78,7 @@ class Outbox:
         the caller lets go of it. A message that was made here is one, unless a step came to NaN;
         another process may send anything of its shape, so its bytes are read as a stranger's.
         """
-        if self.form.large:
+        if self.large:
             jax.block_until_ready(message)
             self._one_large.acquire()
             arrays = jax.device_get(jax.tree.leaves(message))

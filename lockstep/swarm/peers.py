@@ -221,7 +221,7 @@ class SimulatedPeers:
 
     def step(self, steps: RoundSteps[M]) -> dict[int, StepResult[M]]:
         # a step that waits for its turn on a CPU holds its memory already, as a large message does
-        one_by_one = jax.default_backend() == "cpu" or self.programs.form.large
+        one_by_one = jax.default_backend() == "cpu" or self.programs.large(self.count)
         results: dict[int, tuple[Tree, jax.Array]] = {}
         latest: dict[DeviceGroup, int] = {}
         done: dict[int, StepResult[M]] = {}
@@ -296,7 +296,8 @@ class SimulatedPeers:
         step: int,
         weights: Mapping[int, int] | None = None,
     ) -> None:
-        if not self.programs.merges_in_parts:  # which takes the memory of what is shared
+        # merged in parts, they take the memory of what is shared
+        if not self.programs.merges_in_parts(self.count):
             merge = _Merge(self._first, messages, sequences, step, weights)
             self._ahead = merge.taken(self.count)
 

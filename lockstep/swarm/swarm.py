@@ -183,7 +183,8 @@ class Swarm:
         self.must_pause, self.timed = must_pause, timed
         self.travelling = TravellingMessages()
         drawn = Asked.COMMITMENT if settings.coordinator.verification_percent else Asked.FACTS
-        self.outbox = Outbox(peers.programs, max(recorded, faults.asked, drawn), spool)
+        asked, large = max(recorded, faults.asked, drawn), peers.programs.large(peers.count)
+        self.outbox = Outbox(peers.programs, asked, large, spool)
         self.delivery = SimulatedDelivery(settings, peers.programs, faults, timed)
         self.agreement = Agreement(settings, peers, faults, timed)
 

@@ -42,7 +42,7 @@ from lockstep.wire.spool import Buffer
 MAGIC, VERSION = b"LSWP", 2
 HEADER = struct.Struct("<4sBBH8s")
 KEPT_BYTES = 0.5  # a transcript keeps messages of at most this many bytes per param
-LARGE_BYTES = 2**28  # a dense message of this many bytes waits on disk for the round's decision
+SHARE = 10  # a tenth of a memory is for messages: while they are merged they take about half of it
 
 
 @dataclass(frozen=True)
@@ -90,13 +90,12 @@ class Form:
         size: int = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.like))
         return size <= KEPT_BYTES * self.size
 
-    @property
-    def large(self) -> bool:
-        """Whether the messages of all peers are too large for memory, and are merged in parts.
+    def large(self, peers: int, memory: int) -> bool:
+        """Return whether the messages of so many peers are too large for a memory of these bytes.
 
         Only whole arrays are (gradients, pseudogradients); messages of indices are small.
         """
-        return not self.packed and self.bytes_about >= LARGE_BYTES
+        return not self.packed and SHARE * peers * self.bytes_about > memory
 
     @cached_property
     def bytes_about(self) -> int:

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from lockstep.errors import LockstepError
+from lockstep.machine import memory as machine_memory
 from lockstep.machine.progress import size
 from lockstep.optim.optimizer import Tree
 from lockstep.programs.device_memory import DeviceMemory, device_memory
@@ -40,7 +41,8 @@ class Footprint(NamedTuple):
     payloads: int  #: All messages that the transcript keeps.
     rounds: int  #: The transcript's record of rounds, about.
     checkpoints: int  #: The most checkpoints that exist at a time, while it trains.
-    #: Messages of a round that are on disk until it is over; 0 where they are in memory.
+    #: Messages of a round that are on disk until it is over; 0 where this machine's memory holds
+    #: them. A device may have less memory, which is not known here.
     spooled: int
     seconds: float  #: Simulated time of the whole run, about.
     #: Simulated time until all messages of an average round have arrived, or enough of them; at
@@ -102,7 +104,7 @@ def plan_of(run: runfile.Run, model: Model, first_step: int = 0) -> Footprint:
         payloads=rounds * peers * form.bytes_about if form.kept else 0,
         rounds=rounds * a_round,
         checkpoints=(run.runtime.keep_steps + 1) * state,  # one more while it is written
-        spooled=peers * form.bytes_about if form.large else 0,
+        spooled=peers * form.bytes_about if form.large(peers, machine_memory.total()) else 0,
         seconds=_seconds(run, rounds, round_seconds, _bytes(params) + _bytes(shared)),
         round_seconds=round_seconds,
         late=in_time.check(run, programs),
@@ -188,6 +190,9 @@ def _lines_of(memory: DeviceMemory) -> Iterator[str]:
     yield f"  each peer    {size(memory.own)} of its own, and {size(memory.message)} of message"
     for name in ("step", "receive", "measure"):
         yield f"  {name:<13}{size(getattr(memory, name).beyond)} while it runs"
+    if memory.large:
+        sent = memory.parts * memory.peers * memory.message
+        yield f"  a round      {size(sent)} of messages on disk, and merged a part at a time"
     if memory.whole_process is not None:
         yield (
             f"  the process  {size(memory.whole_process)} at its peak, with Python, programs, a "

@@ -200,9 +200,10 @@ class Settling:
     def undo(self) -> None:
         """Return all peers to what they agreed on before the round."""
         params, shared = self.before
-        if self.swarm.peers.programs.merges_in_parts:  # which takes the memory of what is shared
+        peers = self.swarm.peers
+        if peers.programs.merges_in_parts(peers.count):  # which takes the memory of what is shared
             shared = jax.tree.map(jnp.copy, shared)
-        self.swarm.peers.agree(params, shared)
+        peers.agree(params, shared)
 
     def settle(
         self,

@@ -1,5 +1,8 @@
 """What cannot be in memory is refused by its size."""
 
+from types import SimpleNamespace
+
+import jax
 import numpy as np
 
 from lockstep.machine import memory
@@ -20,3 +23,12 @@ def test_a_container_may_have_less_than_the_machine(tmp_path, monkeypatch):
     memory.check(large, "both", 4.1e-6)  # as the run file says
     with refused("both", "[runtime] memory_gb"):
         memory.check(large, "both", 4e-6)
+
+
+def test_room_is_that_of_the_smaller_memory(monkeypatch):
+    monkeypatch.setattr(memory, "total", lambda: 10_000)
+    for stats, expected in ((None, 10_000), ({"bytes_limit": 4000}, 8000)):
+        device = SimpleNamespace(memory_stats=lambda stats=stats: stats)
+        monkeypatch.setattr(jax, "local_devices", lambda device=device: [device])
+        assert memory.room.__wrapped__(2) == expected
+    assert memory.room.__wrapped__(3) == 10_000

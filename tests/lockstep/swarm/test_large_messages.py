@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from lockstep.errors import LockstepError
+from lockstep.machine import memory
 from lockstep.optim.aggregation import mean
-from lockstep.programs import replica
+from lockstep.programs import local_training, replica
 from lockstep.programs.placement import device_groups
 from lockstep.programs.replica import Replica
 from lockstep.same_bits.evaluation import same_bits
-from lockstep.wire import message as wire
 from lockstep.wire import spool
+from lockstep.wire.message import Form
 from tests.lockstep.swarm import simulated
 
 pytestmark = pytest.mark.long
@@ -30,7 +31,7 @@ FAULTS = [
 
 @pytest.fixture
 def all_are_large(monkeypatch):
-    monkeypatch.setattr(wire, "LARGE_BYTES", 1)
+    monkeypatch.setattr(memory, "room", lambda devices: 1)
     monkeypatch.setattr(replica, "AT_ONCE", 600)
 
 
@@ -40,13 +41,24 @@ def test_a_run_of_large_messages_has_the_bits_of_one_in_memory(tmp_path, request
     small = simulated.see(form, run, tmp_path / "small")
     request.getfixturevalue("all_are_large")
     programs = simulated.lab(form).programs
-    assert programs.form.large and programs.merges_in_parts == (form != "codes")
+    assert programs.large(2) and programs.merges_in_parts(2) == (form != "codes")
+    assert simulated.lab(form).audit(run, small.transcript) == small.findings
     large = simulated.see(form, run, tmp_path / "large")
     assert large.fired == small.fired and sum(small.fired.values()) >= len(FAULTS)
     assert large.blamed == small.blamed
     assert large.transcript.hash == small.transcript.hash
     last = small.transcript.snapshots[-1]
     assert large.transcript.hashes(last) == small.transcript.hashes(last)
+
+
+@pytest.mark.parametrize(
+    ("peers", "memory_gb", "large"), [(4, 139, False), (4, 16, True), (64, 139, True)]
+)
+def test_what_is_large_follows_from_the_memory(peers, memory_gb, large):
+    """Gradients of 162 M params, as of 124 M with a head of their own."""
+    like = jax.ShapeDtypeStruct((162_000_000,), np.float32)
+    form = Form({"w": like}, {"w": 0}, "lockstep", 162_000_000)
+    assert form.large(peers, int(memory_gb * 1e9)) == large
 
 
 def test_messages_merged_in_parts_are_their_mean(all_are_large):
@@ -90,7 +102,7 @@ def test_a_full_disk_is_one_line(tmp_path, monkeypatch):
         spool.hold(tmp_path, lambda take: None)
 
 
-def test_with_large_params_a_local_step_without_rows_is_left_out_as_it_was(request):
+def test_with_large_params_a_local_step_without_rows_is_left_out_as_it_was(monkeypatch):
     small = simulated.lab("local")
     rows = small.data.take(np.arange(1))  # of two local steps, the second has none
     group = device_groups(jax.devices(), 1)[0]
@@ -101,7 +113,7 @@ def test_with_large_params_a_local_step_without_rows_is_left_out_as_it_was(reque
         return jax.device_get(replica.step(own, programs.work(rows, 6, 3), 1))
 
     chosen = stepped(small.programs)
-    request.getfixturevalue("all_are_large")
+    monkeypatch.setattr(local_training, "LARGE", 1)
     large = simulated.lab.__wrapped__("local").programs  # compiled anew
     assert " conditional(" in lowered(large, group, small.begin.state, rows)
     branched = stepped(large)

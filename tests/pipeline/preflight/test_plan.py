@@ -4,6 +4,7 @@ import jax
 import pytest
 
 from lockstep.files import read_json
+from lockstep.machine import memory
 from lockstep.optim.optimizer import Tree
 from lockstep.wire import message as wire
 from pipeline import runfile
@@ -33,11 +34,24 @@ def test_a_run_takes_what_was_planned(tmp_path):
     check_memory(runfile.load(run_file))
 
 
-def test_large_messages_are_on_disk_until_their_round_is_over(monkeypatch):
-    monkeypatch.setattr(wire, "LARGE_BYTES", 1)
+def test_messages_too_large_for_memory_are_on_disk_until_their_round_is_over(monkeypatch):
     dense = tiny.parsed(model__LLM__optimizer=tiny.ADAMW)
-    message = programs_of(dense, tiny.MODEL).form.bytes_about
-    assert plan_of(dense, tiny.MODEL).spooled == dense.peers.count * message
+    messages = dense.peers.count * programs_of(dense, tiny.MODEL).form.bytes_about
+    for here, spooled in ((wire.SHARE * messages, 0), (wire.SHARE * messages - 1, messages)):
+        monkeypatch.setattr(memory, "total", lambda here=here: here)
+        assert plan_of(dense, tiny.MODEL).spooled == spooled
+
+
+def test_less_memory_holds_messages_that_lie_on_disk(monkeypatch):
+    dense = tiny.parsed(model__LLM__optimizer=tiny.ADAMW)
+    programs = programs_of(dense, tiny.MODEL)
+    whole = run_memory(dense, programs)
+    monkeypatch.setattr(memory, "room", lambda devices: 1)
+    spooled = run_memory(dense, programs)
+    assert (whole.large, spooled.large) == (False, True)
+    fewer = dense.peers.count - 1  # all are stacked, or there is one that they were merged to
+    assert spooled.receive.arguments <= whole.receive.arguments - fewer * whole.message
+    assert spooled.on_all_devices < whole.on_all_devices
 
 
 def test_a_round_has_32_witnesses_at_most():
