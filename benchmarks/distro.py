@@ -5,8 +5,9 @@ process, medians of interleaved repeats, so ratios hold on a noisy machine. A li
 
 - tokens per second of the bare gradient, of whole rounds with AdamW and with DisTrO, and of one
   peer alone with DisTrO;
-- the share of a DisTrO round that is not gradient: compress (the rest of `peer_step`), exchange (to
-  the host, wire and back) and apply (`receive`, and params to every device);
+- the share of a DisTrO round, as stage `train` takes it, that is not gradient: compress (the rest
+  of `peer_step`), apply (`receive`, and params to every device), and exchange, all the rest: what
+  no step hides of messages' way to the host and of their coding, and how peers agree on them;
 - the measured matrix-multiplication peak of all devices, and the gradient's share of it. A token
   costs 6 FLOP per param of a matrix that multiplies, and 6 * layers * length * width for causal
   attention.
@@ -27,7 +28,6 @@ from pipeline import runfile
 from pipeline.stage import devices
 
 MEMORY_PEERS = (1, 2, 4, 8, 16, 32, 64)
-ROUND = ("step", "exchange", "apply")
 BESIDE = {"adamw": "adamw", "alone": "distro, one peer"}  # rounds, and what a line calls them
 
 
@@ -87,17 +87,15 @@ def measure(size: str, run: runfile.Run, chosen: argparse.Namespace) -> dict:
     others = {name: Trial(_make_other(name, size, run, chosen)) for name in chosen.beside}
     flops: list[float] = []
     parts = {"matrix": lambda: flops.append(matrix_flops(run.peers.precision))}
-    parts |= {part: getattr(distro, part) for part in ("gradient", *ROUND)}
-    for name, other in others.items():
-        parts |= {f"{name} {part}": getattr(other, part) for part in ROUND}
+    parts |= {part: getattr(distro, part) for part in ("gradient", "step", "apply")}
+    rounds = {"distro": distro, **others}
+    parts |= {name: trial.take_round for name, trial in rounds.items()}
     seconds = in_turns(parts, chosen.repeats, warm=2)
     median = {name: float(np.median(times)) for name, times in seconds.items()}
-    rounds = {
-        name: sum(s for part, s in median.items() if part.startswith(name)) for name in others
-    }
-    rounds["distro"] = median["step"] + median["exchange"] + median["apply"]
-    compress = float(np.median(np.subtract(seconds["step"], seconds["gradient"])))
-    extra = {"compress": compress, "exchange": median["exchange"], "apply": median["apply"]}
+    of_round = {"apply": np.array(seconds["apply"])}
+    of_round["compress"] = np.subtract(seconds["step"], seconds["gradient"])
+    of_round["exchange"] = np.subtract(seconds["distro"], seconds["step"]) - of_round["apply"]
+    share = {name: float(np.median(s)) / median["distro"] for name, s in of_round.items()}
     peak = max(flops)
     achieved = distro.tokens * SIZES[size].flop_per_token / median["gradient"]
     return {
@@ -113,14 +111,14 @@ def measure(size: str, run: runfile.Run, chosen: argparse.Namespace) -> dict:
         "devices": len(distro.peers.groups),
         "tokens_per_second": {
             "gradient": round(distro.tokens / median["gradient"]),
-            "distro": round(distro.tokens / rounds["distro"]),
-            **{BESIDE[name]: round(t.tokens / rounds[name]) for name, t in others.items()},
+            "distro": round(distro.tokens / median["distro"]),
+            **{BESIDE[name]: round(t.tokens / median[name]) for name, t in others.items()},
         },
-        "share_of_round": {name: round(s / rounds["distro"], 4) for name, s in extra.items()},
-        "overhead": round(sum(extra.values()) / rounds["distro"], 4),
+        "share_of_round": {name: round(part, 4) for name, part in share.items()},
+        "overhead": round(1 - median["gradient"] / median["distro"], 4),
         "matrix_peak_gflops": round(peak / 1e9, 1),
         "gradient_share_of_peak": round(achieved / peak, 3),
-        "bytes_up": len(distro.payloads[0]),
+        "bytes_up": distro.bytes_up,
         "peak_bytes": peak_memory(),
     }
 
