@@ -1,11 +1,13 @@
 """A message that nobody reads is neither coded nor hashed; its bytes are counted all the same."""
 
+import jax
 import pytest
 
 from lockstep.programs.train_step import Programs
 from lockstep.wire import exchange
 from lockstep.wire import message as wire
 from tests.lockstep.simulation.least_squares import DILOCO, DISTRO, SGD, same, short
+from tests.lockstep.swarm import simulated
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
@@ -28,6 +30,20 @@ def test_nothing_is_made_that_nobody_reads_and_all_else_is_as_with_bytes(
     assert result.train["bytes_up"][:3].tolist() == coded[:3].tolist()
     with pytest.raises(AssertionError, match="somebody asked"):
         short(optimizer=optimizer, faults=[lie])
+
+
+def test_whole_arrays_are_hashed_for_a_transcript_and_not_coded(tmp_path, monkeypatch):
+    monkeypatch.setattr(wire, "encode", refuse)
+    run = simulated.run_of("dense")
+    transcript = simulated.lab("dense").train(run, tmp_path).transcript
+    assert simulated.lab("dense").audit(run, transcript) == []  # it hashes what it repeats
+
+
+def test_messages_of_several_devices_are_merged_on_the_first(monkeypatch):
+    result = short(optimizer=DILOCO, micro_batch=4)
+    two = jax.local_devices()[:2]
+    monkeypatch.setattr(jax, "devices", lambda *_: two)
+    assert len(two) == 2 and same(short(optimizer=DILOCO, micro_batch=4), result)
 
 
 @pytest.mark.parametrize("layout", ["each", "vmap"])
