@@ -343,9 +343,9 @@ def _check(progress: RunProgress, round_: Round, evidence: Evidence) -> None:
 
 def _unheard(state: CoordinatorState, silent: Iterable[int], quorum: int) -> tuple[int, ...]:
     """Return the silent members that no quorum of witnesses heard from; none without a quorum."""
-    if len(state.spoken) < quorum:
-        return ()
     members = [peer for peer in silent if peer in state.healthy_members]
+    if not members or len(state.spoken) < quorum:
+        return ()
     healthy = coordinator.healthy(state, members)
     return tuple(p for p, is_healthy in zip(members, healthy, strict=True) if not is_healthy)
 

@@ -40,19 +40,22 @@ def _places(items: tuple[bytes, ...], keys: tuple[int, ...], size: int) -> np.nd
     A key's upper bytes only add a constant to a hash, so hashes of the 256 lowest bytes serve all
     keys: fnv1a(item, key) = fnv1a(item, key mod 256) + (key - key mod 256) PRIME^len(item) mod 2^64
     """
-    if len(set(map(len, items))) != 1:
+    low_hashes = _low_hashes(items)
+    if low_hashes is None:
         hashes = [[fnv1a(item, key) for key in keys] for item in items]
         return np.array(hashes, np.uint64).reshape(-1, len(keys)) % np.uint64(size)
     length = np.uint64(pow(PRIME, len(items[0]), U64 + 1))
     keys_K = np.array(keys, np.uint64)
     low_K = keys_K % np.uint64(LOW)
-    hashes_NK = _low_hashes(items)[:, low_K] + (keys_K - low_K) * length
+    hashes_NK = low_hashes[:, low_K] + (keys_K - low_K) * length
     return hashes_NK % np.uint64(size)
 
 
 @lru_cache(maxsize=4)  # of the peers, and of the round's commitments
-def _low_hashes(items: tuple[bytes, ...]) -> np.ndarray:
-    """Return each item's FNV-1a with each key of one byte: [N, 256]."""
+def _low_hashes(items: tuple[bytes, ...]) -> np.ndarray | None:
+    """Return each item's FNV-1a with each key of one byte: [N, 256]; None if lengths differ."""
+    if len(set(map(len, items))) != 1:
+        return None
     bytes_NL = np.frombuffer(b"".join(items), np.uint8).reshape(len(items), len(items[0]))
     state = np.tile(np.arange(LOW, dtype=np.uint64), (len(items), 1))
     for bytes_N in bytes_NL.T.astype(np.uint64):
