@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from operator import not_
 from typing import Annotated
 
@@ -59,12 +60,12 @@ class Round:
         """Members that have nothing to train on."""
         return frozenset(self.peers).difference(self.assignment)
 
-    @property
+    @cached_property
     def spans(self) -> dict[int, Span]:
         """The sequences of each message that may be merged in the round, by slot."""
         return {slot: message.span for slot, message in self.travelling.items()} | self.assignment
 
-    @property
+    @cached_property
     def sequences(self) -> dict[int, int]:
         """How many sequences each of these messages was computed on."""
         return {slot: last - first + 1 for slot, (first, last) in self.spans.items()}

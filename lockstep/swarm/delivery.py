@@ -83,17 +83,13 @@ class Outbox:
             self._one_large.acquire()
             arrays = jax.device_get(jax.tree.leaves(message))
             return Packed(self._threads.submit(self._spool, arrays, peer, round_).result)
-        leaves = jax.tree.leaves(message)
-        if not all(isinstance(leaf, jax.Array) for leaf in leaves):
+        if not isinstance(jax.tree.leaves(message)[0], jax.Array):  # it was made elsewhere
             return Packed(self._threads.submit(self._read, message, peer, round_).result)
         facts = self.programs.facts(message)
         if self.asked == Asked.FACTS:
             return Packed(partial(Sent, None, b"", message=message), message, facts)
-        for leaf in leaves:
-            leaf.copy_to_host_async()
-        return Packed(
-            self._threads.submit(self._make, message, peer, round_).result, message, facts
-        )
+        make = self._threads.submit(self._make, message, peer, round_).result
+        return Packed(make, message, facts)
 
     def _make(self, message: Tree, peer: int, round_: Round) -> Sent:
         arrays = jax.device_get(message)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from lockstep.errors import LockstepError
@@ -446,8 +447,20 @@ def _payloads(sent: Mapping[int, Sent]) -> dict[int, bytes]:
 def _fetched(
     results: Mapping[int, StepResult[Packed]],
 ) -> tuple[dict[int, StepResult[Packed]], dict[int, MessageFacts | None]]:
-    """Return results with their losses, and the facts of their messages, in one transfer."""
-    losses, facts = jax.device_get(
-        [{p: d.loss for p, d in results.items()}, {p: d.message.facts for p, d in results.items()}]
-    )
-    return {p: d._replace(loss=float(losses[p])) for p, d in results.items()}, facts
+    """Return results with their losses, and the facts of their messages, in few transfers."""
+    told = {peer: (d.loss, d.message.facts) for peer, d in results.items()}
+    at: dict[tuple, list[int]] = {}  # peers by their devices, with facts or without
+    for peer, (loss, facts) in told.items():
+        if isinstance(loss, jax.Array):
+            at.setdefault((frozenset(loss.devices()), facts is None), []).append(peer)
+    rows = jax.device_get([_stack([told[peer] for peer in peers]) for peers in at.values()])
+    for peers, (losses, facts) in zip(at.values(), rows, strict=True):
+        each = zip(*facts, strict=True) if facts else [None] * len(peers)
+        told |= zip(peers, zip(losses, each, strict=True), strict=True)
+    facts = {peer: facts and MessageFacts(*facts) for peer, (_, facts) in told.items()}
+    return {p: d._replace(loss=float(told[p][0])) for p, d in results.items()}, facts
+
+
+@jax.jit
+def _stack(rows: list[Tree]) -> Tree:
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)
