@@ -8,7 +8,9 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+from lockstep.machine import cores
+
+CORES = cores.count()
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 # Dense bfloat16, sums in float32, of one device by JAX's `device_kind`. NVIDIA's data sheets of
 # H100 (SXM and PCIe), H200 and A100, which give twice the first three, with sparsity; that of H100

@@ -3,7 +3,6 @@
 A message is `Packed` where it was made, `Sent` by its peer, and `Delivered` to all.
 """
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
@@ -16,6 +15,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from lockstep.machine import cores
 from lockstep.optim.optimizer import Tree
 from lockstep.programs.train_step import Programs
 from lockstep.protocol import links
@@ -62,14 +62,9 @@ class Outbox:
     large: bool = False
     folder: Path | None = None
     _threads: ThreadPoolExecutor = field(
-        default_factory=lambda: ThreadPoolExecutor(os.cpu_count(), "outbox")
+        default_factory=lambda: ThreadPoolExecutor(cores.count(), "outbox")
     )
     _one_large: Semaphore = field(default_factory=lambda: Semaphore(1))  # on the host at a time
-
-    @property
-    def form(self) -> wire.Form:
-        """The form of the messages."""
-        return self.programs.form
 
     def put(self, message: Tree, peer: int, round_: Round) -> Packed:
         """Begin to make of a peer's message what is asked of it.
@@ -94,23 +89,19 @@ class Outbox:
     def _make(self, message: Tree, peer: int, round_: Round) -> Sent:
         arrays = jax.device_get(message)
         if self.asked == Asked.BYTES:
-            return exchange.send(arrays, peer, round_, self.form)._replace(message=message)
+            return exchange.send(arrays, peer, round_, self.programs.form)._replace(message=message)
         return Sent(None, exchange.commit(arrays, peer, round_), message=message)
 
     def _read(self, message: Tree, peer: int, round_: Round) -> Sent:
-        return self._received(exchange.send(message, peer, round_, self.form), peer, round_)
+        form = self.programs.form  # what bytes decode to is what was encoded: it was committed to
+        return exchange.decoded(exchange.send(message, peer, round_, form), form)
 
     def _spool(self, arrays: list[np.ndarray], peer: int, round_: Round) -> Sent:
         try:
-            sent = exchange.send_spooled(arrays, peer, round_, self.form, self.folder)
+            sent = exchange.send_spooled(arrays, peer, round_, self.programs.form, self.folder)
         finally:
             self._one_large.release()
-        return self._received(sent, peer, round_)
-
-    def _received(self, sent: Sent, peer: int, round_: Round) -> Sent:
-        if self.form.kept:
-            return exchange.receive(sent, peer, round_, self.form)
-        return exchange.decoded(sent, self.form)  # it is large: hashed but once
+        return exchange.decoded(sent, self.programs.form)
 
 
 class Delivered(NamedTuple):

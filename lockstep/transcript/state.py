@@ -1,6 +1,5 @@
 """The whole state of a training, and its hashes."""
 
-import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -8,6 +7,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from lockstep.machine import cores
 from lockstep.optim.optimizer import Tree
 from lockstep.protocol.attestation import Hash
 from lockstep.tables.table import Table
@@ -52,7 +52,7 @@ def hashes(step: int, state: State, remote: Mapping[int, Hash] | None = None) ->
 
     `remote` are the hashes of what peers own that live elsewhere.
     """
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(cores.count()) as pool:
         params, shared, *own = pool.map(_hash, (state.params, state.shared, *state.own))
     remote = remote or {}
     own = [remote.get(peer) if digest is None else digest for peer, digest in enumerate(own)]

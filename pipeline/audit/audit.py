@@ -1,12 +1,12 @@
 """The checks of a transcript that need no training: cheap, and made of every round."""
 
-import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
 
 from lockstep.errors import LockstepError
+from lockstep.machine import cores
 from lockstep.protocol import consensus, links
 from lockstep.protocol.driver import RoundSettings
 from lockstep.protocol.round import Message, Round
@@ -281,7 +281,7 @@ def audit_snapshot(
     try:
         expected = transcript.hashes(step, len(like.own))
         params, shared = transcript.agreed(step, like)
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
+        with ThreadPoolExecutor(cores.count()) as pool:
             futures = {p: pool.submit(transcript.own, step, p, like.own[p]) for p in peers}
         own = {peer: found.result() for peer, found in futures.items()}
     except LockstepError as error:

@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from lockstep.errors import LockstepError, RequestError, brief
+from lockstep.machine import cores
 from lockstep.machine.jax_settings import other_settings
 from pipeline.stage import compiled
 
@@ -65,9 +66,8 @@ def prepare(run: "Run") -> None:
             f"[peers] fsdp = {fsdp}, expected at most {most}, half of threads = {threads}: on a "
             "CPU a device holds a thread while it waits for the others"
         )
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     os.environ["NPROC"] = str(threads)
-    groups = max(1, min(max(cores, fsdp), most, run.peers.count * fsdp) // fsdp)
+    groups = max(1, min(max(cores.count(), fsdp), most, run.peers.count * fsdp) // fsdp)
     if not run.runtime.in_one_process:  # the devices of one peer, as in each process
         groups = 1
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # a GPU for several

@@ -87,6 +87,24 @@ def test_a_message_by_indices_comes_back_and_its_bytes_are_counted(
     hold(message, form, saved)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("area", [6, 16, 256, 300, 2**16, 2**20])
+@given(places=st.lists(st.integers(-3, 6), min_size=6, max_size=6), far=st.integers(0, 2**32 - 1))
+def test_places_of_no_order_are_no_message_and_never_others(area, layout, places, far):
+    """A process may send anything of its shape: what its bytes decode to is what was encoded."""
+    near = (np.array(places) + far).astype(dct.index_dtype(area)).reshape(2, 3)
+    for index_NK in (near, np.array(places).astype(near.dtype).reshape(2, 3)):
+        message = {"w": Coefficients(index_NK, np.zeros((2, 3), bool))}
+        form = wire.Form(message, {"w": area}, layout, 2 * area)
+        ordered = (index_NK[:, 1:] > index_NK[:, :-1]).all() and (index_NK < area).all()
+        data = wire.encode(message, form)
+        if ordered:
+            same(wire.decode(data, form), message)
+        else:
+            with pytest.raises(wire.WireError):
+                wire.decode(data, form)
+
+
 @pytest.mark.parametrize("name", CARDS)
 def test_a_message_of_every_method_comes_back_and_its_bytes_are_counted(name):
     table = TypeAdapter(AnyOptimizer).validate_python({CARDS[name].tag: CARDS[name].settings})
