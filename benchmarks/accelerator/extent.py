@@ -86,7 +86,7 @@ FULL = Extent(
         Gradient("124M", "cudnn", True, NOTHING),
         Gradient("124M", "matmul", False, EVERYTHING),
     ),
-    suspects=(Gradient("124M", "cudnn", True, DOTS), Gradient("350M", "cudnn", True, DOTS)),
+    suspects=tuple(Gradient(size, "cudnn", True, DOTS) for size in ("124M", "350M", "5M")),
     repeats=5,
     peers=4,
     fused=True,

@@ -4,7 +4,7 @@ A variant takes the place of functions of the model and the loss while its progr
 line has the distance of its gradient from the first one's, so a cure that computes something else
 shows itself; one variant does, to time what is left without it.
 
-Shapes in names: N tokens, D width, V vocabulary, M parts of C tokens, K blocks of b tokens.
+Shapes in names: N tokens, D width, V vocabulary, K blocks of b tokens.
 """
 
 import gzip
@@ -31,7 +31,6 @@ from benchmarks import sizes
 from benchmarks.accelerator.extent import Extent, Gradient, attempt, judged
 from benchmarks.measuring import CORES, in_turns, published_flops
 from benchmarks.sizes import SIZES
-from lockstep.programs import loss
 from lockstep.programs.train_step import Programs
 from models import llama, parts
 from models.decoder import Context
@@ -53,8 +52,7 @@ class Variant(NamedTuple):
 
     Attributes:
       embedding: The gradient of the embedding: a scatter, "one-hot" or "sorted"; None: none at all.
-      logits: How many are made at a time; None: as many as the library makes.
-      once: Whether the head's kernel is cast before the first part, and not in each.
+      head_tokens: Tokens that have logits at a time, as `[peers] head_tokens`.
       attention_saved: Whether the backward pass is given what cuDNN's attention returned.
       merged: Whether products of one operand are one product: queries, keys and values; gate, up.
       forward: Whether only the loss is computed.
@@ -65,8 +63,7 @@ class Variant(NamedTuple):
     name: str
     case: Gradient
     embedding: str | None = "scatter"
-    logits: int | None = None
-    once: bool = False
+    head_tokens: int | None = None
     attention_saved: bool = False
     merged: bool = False
     forward: bool = False
@@ -77,26 +74,25 @@ class Variant(NamedTuple):
 def variants(cases: tuple[Gradient, ...]) -> Iterator[Variant]:
     """The variants of the first case, those that decide most first; of others the cures."""
     first, *others = cases
-    whole = SIZES[first.size].batch * SIZES[first.size].length * SIZES[first.size].vocabulary
-    half = whole // 2 + 1
-    cured = partial(Variant, embedding="sorted", once=True, logits=whole)
+    whole = SIZES[first.size].batch * SIZES[first.size].length
+    cured = partial(Variant, embedding="sorted", head_tokens=whole)
     yield Variant("as it is", first, traced=True)
-    yield cured("cured: sorted, whole, cast once", first, traced=True)
+    yield cured("cured: sorted, logits whole", first, traced=True)
     yield Variant("embedding stopped", first, embedding=None)
     yield Variant("scatter by XLA's expander", first, flags=EXPANDED)
     yield cured("cured, attention saved", first, attention_saved=True)
     for case in others:
         yield cured("cured, attention saved", case, attention_saved=True)
-    yield Variant("logits in 2 parts", first, logits=half)
+    yield Variant("logits in 2 parts", first, head_tokens=whole // 2)
     yield cured("cured, attention saved, merged", first, attention_saved=True, merged=True)
     yield cured("cured, not deterministic", first, flags=INEXACT)
     yield Variant("one-hot", first, embedding="one-hot")
     yield Variant("sorted", first, embedding="sorted")
-    yield Variant("embedding stopped, logits in 2 parts", first, embedding=None, logits=half)
-    yield cured("cured, but 4 parts", first, logits=whole // 4 + 1)
-    yield Variant("cast once", first, once=True)
+    yield Variant("embedding stopped, 2 parts", first, embedding=None, head_tokens=whole // 2)
+    yield cured("cured, but 4 parts", first, head_tokens=whole // 4)
+    for case in others:
+        yield Variant("as it is", case)
     yield Variant("forward", first, forward=True)
-    yield Variant("forward, whole", first, forward=True, logits=whole)
     # The last, since what XLA chose for a program holds for the next one of its process.
     yield cured("cured, not deterministic, tuned", first, flags=TUNED)
 
@@ -116,7 +112,8 @@ def suspects(extent: Extent, work: Path) -> Iterator[dict]:
 
 def _measure(variant: Variant, extent: Extent, expected: dict, program: list) -> dict:
     size = SIZES[variant.case.size]
-    programs, arguments = _programs(variant.case), _arguments(variant.case.size)
+    programs = _programs(variant.case, variant.head_tokens)
+    arguments = _arguments(variant.case.size)
     function = programs.task.loss if variant.forward else programs.steps.gradient
     if variant.forward:
         params, rows_MBT, count = arguments
@@ -148,7 +145,7 @@ def _measure(variant: Variant, extent: Extent, expected: dict, program: list) ->
     }
 
 
-def _programs(case: Gradient) -> Programs:
+def _programs(case: Gradient, head_tokens: int | None = None) -> Programs:
     """The programs of a run in bfloat16 with one peer."""
     document = sizes.document(SIZES[case.size], 1)
     document["peers"] |= {
@@ -157,6 +154,7 @@ def _programs(case: Gradient) -> Programs:
         "remat": case.remat,
         "scan_layers": case.scan,
         "threads": max(CORES, document["peers"]["threads"]),
+        **({} if head_tokens is None else {"head_tokens": head_tokens}),
     }
     run = sizes.load(document)
     return language_model.programs_of(run, run.llm.checkpoint.config)
@@ -202,11 +200,6 @@ def _replaced(variant: Variant) -> Iterator[tuple[object, str, object]]:
     """What a variant replaces: (module or class, name, replacement)."""
     if variant.embedding != "scatter":
         yield parts.Embedding, "__call__", _embedding(variant.embedding)
-    if variant.forward and variant.logits:
-        yield loss, "LARGEST", variant.logits
-    elif variant.logits or variant.once:
-        chosen = _loss(variant.logits or loss.LARGEST, variant.once)
-        yield language_model, "weighted_cross_entropy", chosen
     if variant.attention_saved:
         yield jax.checkpoint_policies, variant.case.remat, _saved
     if variant.merged:
@@ -216,7 +209,7 @@ def _replaced(variant: Variant) -> Iterator[tuple[object, str, object]]:
 
 def _embedding(kind: str | None) -> Callable:
     """`Embedding.__call__` with a gradient of this kind."""
-    backward = {None: _none, "one-hot": _by_one_hot, "sorted": _by_order}[kind]
+    backward = {None: _none, "one-hot": by_one_hot, "sorted": by_order}[kind]
 
     def call(self: parts.Embedding, tokens_N: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
         table_VD = self.embedding[...]
@@ -239,7 +232,7 @@ def _none(tokens_N: jax.Array, grad_ND: jax.Array, V: int) -> jax.Array:
     return jnp.zeros((V, grad_ND.shape[1]), jnp.float32)
 
 
-def _by_one_hot(tokens_N: jax.Array, grad_ND: jax.Array, V: int) -> jax.Array:
+def by_one_hot(tokens_N: jax.Array, grad_ND: jax.Array, V: int) -> jax.Array:
     """Sum rows by products with one-hot matrices, each of a part of the vocabulary."""
     size = 8192
     first = jnp.arange(-(-V // size)) * size
@@ -251,76 +244,31 @@ def _by_one_hot(tokens_N: jax.Array, grad_ND: jax.Array, V: int) -> jax.Array:
     return jax.lax.map(part, first).reshape(-1, grad_ND.shape[1])[:V]
 
 
-def _by_order(tokens_N: jax.Array, grad_ND: jax.Array, V: int) -> jax.Array:
+def by_order(tokens_N: jax.Array, grad_ND: jax.Array, V: int) -> jax.Array:
     """Sum rows of equal tokens, which stand side by side once sorted.
 
     In a block by a product with which are equal; then what earlier blocks have of a block's first
     token is added. A token's last place has the sum of all, and is the only one that is written.
     """
     b, N, D = 128, *grad_ND.shape
-    padding = -N % b
-    order_N = jnp.argsort(tokens_N)
-    ids_N = jnp.pad(tokens_N[order_N], (0, padding), constant_values=V)
+    padding, highest = -N % b, jax.lax.Precision.HIGHEST
+    ids_N, order_N = jax.lax.sort_key_val(tokens_N, jnp.arange(N))
+    ids_N = jnp.pad(ids_N, (0, padding), constant_values=V)
     rows_KbD = jnp.pad(grad_ND[order_N], ((0, padding), (0, 0))).reshape(-1, b, D)
     ids_Kb = ids_N.reshape(-1, b)
     equal_Kbb = (ids_Kb[:, :, None] == ids_Kb[:, None, :]).astype(rows_KbD.dtype)
-    sums_KbD = jnp.matmul(equal_Kbb, rows_KbD, preferred_element_type=jnp.float32)
+    sums_KbD = jnp.matmul(
+        equal_Kbb, rows_KbD, precision=highest, preferred_element_type=jnp.float32
+    )
     first_K, last_K = ids_Kb[:, 0], ids_Kb[:, -1]
-    earlier_KK = jnp.tri(len(ids_Kb), k=-1) * (first_K[:, None] == last_K)
-    before_KD = earlier_KK @ sums_KbD[:, -1]
+    before_KK = jnp.tri(len(ids_Kb), k=-1) * (first_K[:, None] == last_K)
+    before_KD = jnp.matmul(before_KK, sums_KbD[:, -1], precision=highest)
     goes_on_Kb = ids_Kb == first_K[:, None]
     sums_KbD += jnp.where(goes_on_Kb[:, :, None], before_KD[:, None], 0.0)
     ends_N = ids_N != jnp.append(ids_N[1:], V)
     place_N = jnp.where(ends_N, ids_N, V + jnp.arange(len(ids_N)))  # beyond the table: dropped
     zeros_VD = jnp.zeros((V, D), jnp.float32)
     return zeros_VD.at[place_N].set(sums_KbD.reshape(-1, D), mode="drop", unique_indices=True)
-
-
-def _loss(logits: int, once: bool) -> Callable:
-    """`weighted_cross_entropy` with so many logits at a time, in parts of 128 tokens' multiples."""
-
-    @jax.custom_vjp
-    def total(x_ND: jax.Array, kernel_DV: jax.Array, tokens_BT: jax.Array, weight_B: jax.Array):
-        return forward(x_ND, kernel_DV, tokens_BT, weight_B)[0]
-
-    def forward(
-        x_ND: jax.Array, kernel_DV: jax.Array, tokens_BT: jax.Array, weight_B: jax.Array
-    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        (B, T), (D, V) = tokens_BT.shape, kernel_DV.shape
-        used_DV = kernel_DV.astype(x_ND.dtype) if once else kernel_DV
-        C = -(-B * T // -(-B * T * V // logits))
-        C += -C % 128
-        M = -(-B * T // C)
-        weight_BT = jnp.broadcast_to(weight_B[:, None] / (T - 1), (B, T)).at[:, -1].set(0.0)
-        labels_BT = jnp.roll(tokens_BT, -1, axis=1)
-        padding = M * C - B * T
-        weight_MC, labels_MC = (
-            jnp.pad(x.reshape(-1), (0, padding)).reshape(M, C) for x in (weight_BT, labels_BT)
-        )
-        x_MCD = jnp.pad(x_ND, ((0, padding), (0, 0))).reshape(M, C, D)
-
-        def part(x_CD: jax.Array, labels_C: jax.Array, weight_C: jax.Array) -> tuple:
-            losses_C, logits_CV, sum_C = loss._losses(x_CD, labels_C, used_DV)
-            share_CV = jnp.exp(logits_CV - sum_C[:, None])
-            hit_CV = labels_C[:, None] == jnp.arange(V)
-            slope_CV = (weight_C[:, None] * (share_CV - hit_CV)).astype(x_CD.dtype)
-            grad_CD = jnp.dot(slope_CV, used_DV.astype(x_CD.dtype).T)
-            grad_DV = jnp.dot(x_CD.T, slope_CV, preferred_element_type=jnp.float32)
-            return jnp.sum(weight_C * losses_C), grad_DV, grad_CD
-
-        def add(sums: tuple, of_part: tuple) -> tuple[tuple, jax.Array]:
-            value, grad_DV, grad_CD = part(*of_part)
-            return (sums[0] + value, sums[1] + grad_DV), grad_CD
-
-        if M == 1:
-            value, grad_DV, grad_MCD = part(x_MCD[0], labels_MC[0], weight_MC[0])
-        else:
-            zero = jnp.zeros(()), jnp.zeros((D, V))
-            (value, grad_DV), grad_MCD = jax.lax.scan(add, zero, (x_MCD, labels_MC, weight_MC))
-        return value, (grad_MCD.reshape(-1, D)[: B * T], grad_DV)
-
-    total.defvjp(forward, loss._backward)
-    return total
 
 
 def _saved(primitive: Primitive, *avals: object, **params: object) -> bool:

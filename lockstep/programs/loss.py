@@ -2,11 +2,15 @@
 
 Logits are the largest array of a model with a large vocabulary: V for each position of a text.
 Where they would be more than `LARGEST` numbers, they are computed for some positions at a time,
-and in training turned into gradients of features and kernel at once, so no more are ever held.
+and in training turned into gradients of features and kernel at once, so no more are ever held. A
+run may say for how many: each part adds to a sum as large as the kernel, so that few large parts
+move fewer bytes.
 
 Shapes in names: B sequences of T tokens, N = B * T, S = T - 1 predictions of each, C tokens at a
 time, M such parts, D width, V vocabulary.
 """
+
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -47,16 +51,28 @@ def measured(x_ND: jax.Array, kernel_DV: jax.Array, rows: Columns) -> jax.Array:
 
 
 def weighted_cross_entropy(
-    x_ND: jax.Array, kernel_DV: jax.Array, tokens_BT: jax.Array, weight: jax.Array
+    x_ND: jax.Array,
+    kernel_DV: jax.Array,
+    tokens_BT: jax.Array,
+    weight: jax.Array,
+    at_once: int | None = None,
 ) -> jax.Array:
     """Return the weighted sum of cross-entropies; for gradients.
 
     `weight` is of each sequence's mean, [B], or of each prediction, [B, S], 0 if UNCOUNTED; it is
-    not differentiated.
+    not differentiated. `at_once` is how many tokens have logits at a time, which decides the last
+    bits; by default as many as `LARGEST` allows.
     """
-    if x_ND.shape[0] * kernel_DV.shape[1] <= LARGEST:
+    N, V = x_ND.shape[0], kernel_DV.shape[1]
+    if at_once is None and N * V <= LARGEST:
         return _total(x_ND, kernel_DV, tokens_BT, weight)
-    return _in_parts(x_ND, kernel_DV, tokens_BT, weight)
+    at_once = _allowed(N, V) if at_once is None else min(at_once, N)
+    return _in_parts(x_ND, kernel_DV, tokens_BT, weight, at_once)
+
+
+def _allowed(N: int, V: int) -> int:
+    """Return how many of N tokens have at most `LARGEST` logits; all parts are about as large."""
+    return -(-N // -(-N * V // LARGEST))
 
 
 def _total(
@@ -74,21 +90,22 @@ def _predicted(x_ND: jax.Array, kernel_DV: jax.Array, tokens_BT: jax.Array) -> j
         logits_BSV, labels_BS = logits_BTV[:, :-1], tokens_BT[:, 1:]
         label_logits_BS = jnp.take_along_axis(logits_BSV, labels_BS[..., None], axis=-1)[..., 0]
         return jax.nn.logsumexp(logits_BSV, axis=-1) - label_logits_BS
-    losses_N = jax.lax.map(
-        lambda part: _losses(*part, kernel_DV)[0], _parts(x_ND, kernel_DV, tokens_BT)
-    )
+    parts = _parts(x_ND, tokens_BT, _allowed(B * T, kernel_DV.shape[1]))
+    kernel_DV = kernel_DV.astype(x_ND.dtype)  # once, and not for each part
+    losses_N = jax.lax.map(lambda part: _losses(*part, kernel_DV)[0], parts)
     return losses_N.reshape(-1)[: B * T].reshape(B, T)[:, :-1]
 
 
-@jax.custom_vjp
+@partial(jax.custom_vjp, nondiff_argnums=(4,))
 def _in_parts(
-    x_ND: jax.Array, kernel_DV: jax.Array, tokens_BT: jax.Array, weight: jax.Array
+    x_ND: jax.Array, kernel_DV: jax.Array, tokens_BT: jax.Array, weight: jax.Array, at_once: int
 ) -> jax.Array:
+    del at_once
     return _total(x_ND, kernel_DV, tokens_BT, weight)
 
 
 def _forward(
-    x_ND: jax.Array, kernel_DV: jax.Array, tokens_BT: jax.Array, weight: jax.Array
+    x_ND: jax.Array, kernel_DV: jax.Array, tokens_BT: jax.Array, weight: jax.Array, at_once: int
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     """Return the loss and its gradients, up to the factor that multiplies the loss.
 
@@ -100,7 +117,8 @@ def _forward(
         weight_BT = jnp.broadcast_to(weight[:, None] / (T - 1), (B, T)).at[:, -1].set(0.0)
     else:
         weight_BT = jnp.pad(weight, ((0, 0), (0, 1)))
-    x_MCD, labels_MC = _parts(x_ND, kernel_DV, tokens_BT)
+    kernel_DV = kernel_DV.astype(x_ND.dtype)  # once, and not for each part
+    x_MCD, labels_MC = _parts(x_ND, tokens_BT, at_once)
     padding = x_MCD.shape[0] * x_MCD.shape[1] - B * T
     weight_MC = jnp.pad(weight_BT.reshape(-1), (0, padding)).reshape(labels_MC.shape)
 
@@ -111,7 +129,7 @@ def _forward(
         share_CV = jnp.exp(logits_CV - sum_C[:, None])
         hit_CV = labels_C[:, None] == jnp.arange(kernel_DV.shape[1])
         slope_CV = (weight_C[:, None] * (share_CV - hit_CV)).astype(x_CD.dtype)
-        grad_CD = jnp.dot(slope_CV, kernel_DV.astype(x_CD.dtype).T)
+        grad_CD = jnp.dot(slope_CV, kernel_DV.T)
         grad_DV += jnp.dot(x_CD.T, slope_CV, preferred_element_type=jnp.float32)
         return (total + jnp.sum(weight_C * losses_C), grad_DV), grad_CD
 
@@ -120,7 +138,8 @@ def _forward(
     return total, (grad_MCD.reshape(-1, x_ND.shape[1])[: B * T], grad_DV)
 
 
-def _backward(grads: tuple[jax.Array, jax.Array], scale: jax.Array) -> tuple:
+def _backward(at_once: int, grads: tuple[jax.Array, jax.Array], scale: jax.Array) -> tuple:
+    del at_once
     grad_ND, grad_DV = grads
     return (grad_ND * scale).astype(grad_ND.dtype), grad_DV * scale, None, None
 
@@ -142,16 +161,13 @@ def _losses(
     return sum_C - label_logits_C, logits_CV, sum_C
 
 
-def _parts(
-    x_ND: jax.Array, kernel_DV: jax.Array, tokens_BT: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Return features [M, C, D] and labels [M, C], as many tokens at a time as `LARGEST` allows.
+def _parts(x_ND: jax.Array, tokens_BT: jax.Array, C: int) -> tuple[jax.Array, jax.Array]:
+    """Return features [M, C, D] and labels [M, C], C tokens at a time, padded with zeros.
 
-    Padded with zeros. A token's label is the next token; the last of a sequence has none.
+    A token's label is the next token; the last of a sequence has none.
     """
     N, D = x_ND.shape
-    parts = -(-N * kernel_DV.shape[1] // LARGEST)
-    C = -(-N // parts)
+    parts = -(-N // C)
     padding = parts * C - N
     labels_N = jnp.roll(tokens_BT, -1, axis=1).reshape(N)
     x_MCD = jnp.pad(x_ND, ((0, padding), (0, 0))).reshape(parts, C, D)

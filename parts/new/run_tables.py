@@ -22,6 +22,8 @@ FEWEST_ROUNDS = 20
 MOST_STEP = 2**19  # tokens of a local step, over all peers, at most
 MOST_LENGTH = 2048  # tokens of a sequence
 AT_ONCE, AT_ONCE_GPU = 1024, 8192  # tokens of a micro-batch: params/run.toml, params/paper/
+LOGITS_GPU = 2**29  # made at a time: 2 GB
+TILE = 128  # tokens: a product's rows are a multiple of it
 WARMUP, MOST_WARMUP = 10, 500  # one in so many local steps, and at most so many
 DECAYED = 10  # the learning rate ends at one in so many
 HELD_OUT_TOKENS = 2**17  # at least, of a measurement: fewer say little
@@ -261,6 +263,10 @@ def _peers(new: NewRun) -> dict[str, Any]:
     parts = new.devices_of_a_peer
     at_once = max(1, (AT_ONCE_GPU if new.gpus else AT_ONCE) // new.length)
     scan = bool(new.gpus) or new.model.config["num_hidden_layers"] > MANY_LAYERS
+    of_gpus = {
+        "remat": "dots_with_no_batch_dims_saveable",
+        "head_tokens": parts * head_tokens(new.model.config["vocab_size"]),
+    }
     return {
         "count": new.peers,
         **({} if new.seed is None else {"seed": new.seed}),
@@ -270,7 +276,13 @@ def _peers(new: NewRun) -> dict[str, Any]:
         "attention": "cudnn" if new.gpus else "matmul",
         "scan_layers": scan,
         "remat": "nothing_saveable" if scan else "everything_saveable",
+        **(of_gpus if new.gpus else {}),
     }
+
+
+def head_tokens(vocabulary: int) -> int:
+    """Return for how many tokens a GPU makes logits at a time: at most `LOGITS_GPU`, if it can."""
+    return min(AT_ONCE_GPU, max(TILE, LOGITS_GPU // vocabulary // TILE * TILE))
 
 
 def divided(rows: int, most: int) -> int:
@@ -358,5 +370,6 @@ def _why_devices(new: NewRun) -> Reasons:
         "peers.precision": f"for {new.gpus} GPUs, {not_measured}",
         "peers.attention": f"cuDNN's fused kernel; without an NVIDIA GPU: matmul, {not_measured}",
         "peers.fsdp": f"GPUs of a peer, of {new.gpus} for {new.peers} peers, {not_measured}",
-        "peers.remat": f"as in params/paper/distro-1.2b.toml: least memory, {not_measured}",
+        "peers.remat": "the fastest on an H200 with 124M and 350M; nothing_saveable: least memory",
+        "peers.head_tokens": f"{LOGITS_GPU:,} logits at most, on a GPU, {not_measured}",
     }

@@ -35,6 +35,7 @@ OF_OUR_MODELS = (
     "precision",
     "attention",
     "remat",
+    "head_tokens",
     "balance_speed",
     "scan_layers",
 )
@@ -208,7 +209,9 @@ def rules(run: "Run") -> None:
         raise wrong((*where, "checkpoint"), text)
     for name in OF_OUR_MODELS:
         if getattr(run.peers, name) != (default := Peers.model_fields[name].default):
-            raise wrong(("peers", name), f"{default!r} {WORKLOAD}")
+            raise wrong(
+                ("peers", name), f"{'none' if default is None else repr(default)} {WORKLOAD}"
+            )
     if evaluate.every:
         raise wrong(("evaluate", "every"), f"0 {WORKLOAD}: tasks need a model of models/")
     if set(evaluate.tasks) - set(Evaluate.model_fields["tasks"].default):

@@ -119,7 +119,8 @@ class LanguageModel:
     ) -> jax.Array:
         """Return the weighted sum of cross-entropies."""
         x_ND, kernel_DV, rows = self._read(params, rows_BW)
-        return weighted_cross_entropy(x_ND, kernel_DV, targets(rows), weight)
+        at_once = self.run.peers.head_tokens
+        return weighted_cross_entropy(x_ND, kernel_DV, targets(rows), weight, at_once)
 
     def key(self, rows_MBW: jax.Array, step: jax.Array, local_step: jax.Array | int) -> None:
         """Return None: these models have no dropout."""
@@ -162,6 +163,10 @@ class LanguageModel:
         rows, length = run.peers.micro_batch, run.llm.max_seq_len
         features = jax.ShapeDtypeStruct((rows, length, self.model_config.hidden_size), np.float32)
         memory.check(features, f"[peers] micro_batch = {rows} sequences of {length} tokens", limit)
+        if (tokens := run.peers.head_tokens) is not None:
+            shape = min(tokens, rows * length), self.model_config.vocab_size
+            logits = jax.ShapeDtypeStruct(shape, np.float32)
+            memory.check(logits, f"[peers] head_tokens = {tokens}: their logits", limit)
 
     def _read(self, params: Tree, rows_BW: jax.Array) -> tuple[jax.Array, jax.Array, Columns]:
         """Return features, the head's kernel, and the rows by column: the arguments of the loss."""

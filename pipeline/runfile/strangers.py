@@ -87,8 +87,8 @@ ANSWERS: tuple[AnswerRow, ...] = (
     ("peers", "micro_batch", BOUNDED),
     (
         "peers",
-        "count layout fsdp processes precision attention bits product_bits remat seed passes "
-        "threads overlap wire aggregation liars balance_speed scan_layers",
+        "count layout fsdp processes precision attention bits product_bits remat head_tokens seed "
+        "passes threads overlap wire aggregation liars balance_speed scan_layers",
         FREE,
     ),
     (

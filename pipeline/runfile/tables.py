@@ -52,6 +52,10 @@ class Peers(Table):
     ] = "everything_saveable"
     """What each layer saves for the backward pass, as one of JAX's checkpoint policies; everything
     else is recomputed, which trades time for memory. Applies with scan_layers."""
+    head_tokens: Annotated[Count | None, Field(exclude_if=lambda tokens: tokens is None)] = None
+    """Tokens of a micro-batch whose logits a step makes at a time. More need more memory, six bytes
+    for each logit, and move fewer bytes: each part adds to a sum as large as the model's head. By
+    default as many as have 2^25 logits. It changes the last bits of results, also by rules."""
     seed: U32 = 0
     """Seed of all randomness in training: the seed of each round follows from it, and so does which
     peer trains on what."""

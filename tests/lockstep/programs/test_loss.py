@@ -88,7 +88,8 @@ def test_weights_of_predictions_take_the_place_of_those_of_sequences(parts):
     np.testing.assert_allclose(by_kernel, wide.T @ slope_NV, atol=1e-6)
 
 
-def test_gradients_are_those_of_the_whole(parts):
+@pytest.mark.parametrize("at_once", [None, 1, 5, 12, 1000])
+def test_gradients_are_those_of_the_whole(parts, at_once):
     x_ND, kernel_DV, tokens_BT = drawn()
 
     def plain(x_ND, kernel_DV):
@@ -98,7 +99,8 @@ def test_gradients_are_those_of_the_whole(parts):
         return -3.0 * (WEIGHTS * label_BS.mean(axis=1)).sum()
 
     def mine(x_ND, kernel_DV):  # times 3: what comes after the loss must reach the gradients
-        return 3.0 * loss.weighted_cross_entropy(x_ND, kernel_DV, tokens_BT, WEIGHTS)
+        value = loss.weighted_cross_entropy(x_ND, kernel_DV, tokens_BT, WEIGHTS, at_once)
+        return 3.0 * value
 
     expected, found = (
         jax.jit(jax.value_and_grad(f, argnums=(0, 1)))(x_ND, kernel_DV) for f in (plain, mine)

@@ -150,6 +150,11 @@ def test_every_model_has_tables_of_every_optimizer_that_load():
             assert all(run_tables.reasons(asked).values())
 
 
+@pytest.mark.parametrize(("vocabulary", "tokens"), [(32_000, 8192), (128_256, 4096), (2**30, 128)])
+def test_a_gpu_makes_two_gigabytes_of_logits_at_most(vocabulary, tokens):
+    assert run_tables.head_tokens(vocabulary) == tokens
+
+
 def test_the_named_sizes_have_the_parameters_that_their_names_say():
     for size in SIZES:
         params = model_named(f"init:{size}", Path()).params
@@ -287,6 +292,8 @@ def test_where_there_is_no_rule_a_new_run_is_as_compiled_and_says_why(small, tmp
     given = (file, *small, "--optimizer", "adamw", "--root", tmp_path)
     said = lockstep_new(*given, "--gpus", "1")
     assert 'peers.bits = "machine"' in said and "cuDNN" in said
+    peers = runfile.load(file).peers
+    assert (peers.remat, peers.head_tokens) == ("dots_with_no_batch_dims_saveable", 8192)
     monkeypatch.delitem(RULES, "rsqrt")
     said = lockstep_new(*given, "--force")
     assert runfile.load(file).peers.bits == "machine" and "rsqrt of float32" in said
