@@ -28,8 +28,8 @@ def _publication(folder: Path) -> None:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(name * 200)
     files = {n: {"bytes": len(n) * 200, "sha256": sha256_file(folder / n)} for n in needed}
-    how = {"format": 3, "release": "1", "windows": 1, "seed": None, "columns": ["inputs"]}
-    how["rounds"] = "0" * 64
+    how = {"format": 3, "release": "1", "commit": None, "windows": 1, "seed": None}
+    how |= {"columns": ["inputs"], "rounds": "0" * 64}
     (folder / layout.MANIFEST).write_text(json.dumps(how | {"files": files}))
 
 

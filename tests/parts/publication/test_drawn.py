@@ -97,9 +97,9 @@ def test_where_messages_are_not_kept_a_window_is_drawn_for_all_its_peers_and_the
 
 
 def listing(names: list[str]) -> Publication:
-    said = {"format": 3, "release": "1", "rounds": "ab" * 32, "windows": 3, "seed": None}
+    said = {"format": 3, "release": "1", "commit": None, "rounds": "ab" * 32, "windows": 3}
     files = dict.fromkeys(sorted(names), {"bytes": 1, "sha256": "ab" * 32})
-    return Publication(**said, columns=("inputs",), files=files)
+    return Publication(**said, seed=None, columns=("inputs",), files=files)
 
 
 def test_a_list_of_an_earlier_format_names_the_release_that_reads_it():

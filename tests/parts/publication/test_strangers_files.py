@@ -53,8 +53,9 @@ def test_what_is_unpacked_has_the_size_that_was_left_and_what_other_files_leave(
     write_json(tmp_path / made("train"), train | {"sha256": _digest(train)})
     listed = {name: entry(tmp_path / name) for name in files}
     publication = Publication(
-        format=3, release="0", rounds="ab" * 32, windows=1, seed=None, columns=PLAIN, files=listed
-    )
+        format=3, release="0", commit=None, rounds="ab" * 32, windows=1, seed=None, columns=PLAIN,
+        files=listed,
+    )  # fmt: skip
     with pytest.raises(LockstepError, match=why):
         transcript.unpack(tmp_path, tmp_path / "aside", publication, set(), most)
 
