@@ -12,6 +12,9 @@ process, medians of interleaved repeats, so ratios hold on a noisy machine. A li
   costs 6 FLOP per param of a matrix that multiplies, and 6 * layers * length * width for causal
   attention.
 
+`--coding` prints instead what it takes to code a message of indices drawn at random: milliseconds
+of one core's CPU time.
+
 `--memory` prints the peak memory of DisTrO rounds with 1 to 64 peers instead, each in a process of
 its own.
 """
@@ -19,6 +22,7 @@ its own.
 import argparse
 import json
 import resource
+import time
 
 from benchmarks import sizes
 from benchmarks.measuring import alone, in_turns, matrix_flops
@@ -40,6 +44,7 @@ def main() -> None:
     parser.add_argument("--attention", choices=("matmul", "cudnn"), default="matmul")
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--beside", choices=BESIDE, nargs="*", default=list(BESIDE))
+    parser.add_argument("--coding", action="store_true")
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--rounds", type=int, default=3, help="before memory is read")
     parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
@@ -52,7 +57,7 @@ def main() -> None:
             for peers in chosen.peers:
                 run = make_run(size, peers, chosen)
                 devices.prepare(run)
-                case = peak_bytes if chosen.alone else measure
+                case = peak_bytes if chosen.alone else coding if chosen.coding else measure
                 print(json.dumps(case(size, run, chosen)), flush=True)
 
 
@@ -120,6 +125,44 @@ def measure(size: str, run: runfile.Run, chosen: argparse.Namespace) -> dict:
         "gradient_share_of_peak": round(achieved / peak, 3),
         "bytes_up": distro.bytes_up,
         "peak_bytes": peak_memory(),
+    }
+
+
+def coding(size: str, run: runfile.Run, chosen: argparse.Namespace) -> dict:
+    import jax
+    import numpy as np
+
+    from lockstep.wire import exchange
+    from lockstep.wire import message as wire
+    from pipeline.language_model.language_model import programs_of
+
+    form, rng = programs_of(run, run.llm.checkpoint.config).form, np.random.default_rng(0)
+    nodes = []
+    for leaf in form.leaves:
+        order_NA = rng.random((leaf.row[0], leaf.area), np.float32)
+        places_NK = np.sort(
+            np.argpartition(order_NA, leaf.kept - 1, axis=1)[:, : leaf.kept], axis=1
+        )
+        nodes.append(leaf.at(places_NK, rng.random(places_NK.shape) < 0.5))
+    message = jax.tree.unflatten(jax.tree.structure(form.areas), nodes)
+    data = wire.encode(message, form)
+    parts = {
+        "encode": lambda: wire.encode(message, form),
+        "decode": lambda: wire.decode(data, form),
+        "commit": lambda: exchange.data_hash(1, 0, 0, wire.fields(message)),
+    }
+    seconds = in_turns(parts, chosen.repeats, clock=time.thread_time)
+    return {
+        "benchmark": "coding",
+        "size": size,
+        "parameters": form.size,
+        "compression_topk": chosen.topk,
+        "coefficients": sum(leaf.node.index_NK.size for leaf in form.leaves),
+        "bytes": len(data),
+        **{
+            f"{part}_milliseconds": round(1000 * float(np.median(s)), 2)
+            for part, s in seconds.items()
+        },
     }
 
 
