@@ -57,7 +57,7 @@ def bits_that_audit(document: dict[str, Any], model: dict[str, Any]) -> Reasons:
         else:
             peers |= BY_RULES
             return {
-                "peers.bits": "any machine can audit it, bit for bit; a step takes 1.7 times as "
+                "peers.bits": "any machine can audit it, bit for bit; a step takes 1.4 times as "
                 'long on a CPU as with "machine"',
                 "peers.product_bits": '20 takes a third more time; bits = "machine" needs 20',
             }
