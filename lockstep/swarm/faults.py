@@ -38,8 +38,10 @@ class FaultSchedule:
 
     @property
     def asked(self) -> Asked:
-        """What faults read of messages that are not their own."""
-        return Asked.BYTES if any(self._of(*_kinds("bytes"))) else Asked.FACTS
+        """What faults read of honest messages: a lie has a commitment, and so have all then."""
+        if any(self._of(*_kinds("bytes"))):
+            return Asked.BYTES
+        return Asked.COMMITMENT if any(self._of(*_kinds("message"))) else Asked.FACTS
 
     def to_json(self) -> dict:
         """Return what a resumed training needs, as JSON."""

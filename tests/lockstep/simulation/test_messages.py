@@ -4,10 +4,13 @@ import jax
 import pytest
 
 from lockstep.programs.train_step import Programs
+from lockstep.tables.faults import KINDS
 from lockstep.wire import exchange
 from lockstep.wire import message as wire
 from tests.lockstep.simulation.least_squares import DILOCO, DISTRO, SGD, same, short
 from tests.lockstep.swarm import simulated
+
+VALUES = {"Distro": DISTRO["Distro"] | {"quantize_1bit": False}}
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
@@ -30,6 +33,13 @@ def test_nothing_is_made_that_nobody_reads_and_all_else_is_as_with_bytes(
     assert result.train["bytes_up"][:3].tolist() == coded[:3].tolist()
     with pytest.raises(AssertionError, match="somebody asked"):
         short(optimizer=optimizer, faults=[lie])
+
+
+@pytest.mark.parametrize("kind", [name for name, kind in KINDS.items() if kind.wraps == "message"])
+def test_a_lie_among_messages_that_nobody_reads_is_merged_as_where_they_are_kept(tmp_path, kind):
+    lie = {"kind": kind, "peer": [1, 2], "rounds": [2, 4]}
+    given = {"optimizer": VALUES, "peers": 4, "batch_size": 2, "micro_batch": 2, "faults": [lie]}
+    assert same(short(**given), short(checkpoint_dir=tmp_path, **given))
 
 
 def test_whole_arrays_are_hashed_for_a_transcript_and_not_coded(tmp_path, monkeypatch):
