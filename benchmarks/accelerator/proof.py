@@ -12,23 +12,21 @@ from time import perf_counter
 
 import jax
 
-from benchmarks import distro
+from benchmarks import distro, sizes
 from benchmarks.accelerator.extent import Extent, attempt, judged
 from benchmarks.simulated import Lab
 from lockstep.errors import LockstepError
 from lockstep.files import read_json, write_json
 from lockstep.transcript.transcript import Transcript
 from lockstep.transcript.trees import tree_hash
-from pipeline import runfile
 from pipeline.audit.verdict import Finding
 from pipeline.runfile import Run
-from pipeline.stage.keys import PROJECT
 
-# SHA-256 of the params of section default_run, by its rounds, as two cores with AVX-512 had them:
-# `python -m benchmarks.gpu --sections default_run`, JAX 0.11.2.
+# SHA-256 of the params of section default_run, by size and rounds, as two cores with AVX-512 had
+# them by `python -m benchmarks.gpu --sections default_run`, with JAX 0.11.2; "toy" with 0.10.2 too.
 ON_A_CPU = {
-    2: "3899986a657b4e0b97fdd7dc8c99468f2f406f77f52978a3525def73b8480a45",
-    200: "9693239549ad5122fce21bf5966dd159b21d973ca5665fd3e3963b0ea8cfc0a3",
+    ("toy", 2): "f1d78e7b7b4e17558d9c47e9c1d11af6b3a93644db07289f52db4513f9f6dfa2",
+    ("2M", 200): "9693239549ad5122fce21bf5966dd159b21d973ca5665fd3e3963b0ea8cfc0a3",
 }
 
 
@@ -132,17 +130,17 @@ def default_run(extent: Extent, work: Path) -> Iterator[dict]:
 
 
 def _default_run(extent: Extent, work: Path) -> dict:
-    run = runfile.load(PROJECT / "params" / "run.toml")
-    rounds = extent.default_rounds
-    config = run.config.model_copy(update={"total_steps": rounds})
-    run = run.model_copy(update={"config": config})
+    rounds, document = extent.default_rounds, sizes.document(sizes.SIZES[extent.by_rules])
+    document["peers"] |= {"bits": "everywhere", "product_bits": 8}  # as the default run has
+    run = sizes.load(document)
+    run = run.model_copy(update={"config": run.config.model_copy(update={"total_steps": rounds})})
     lab = Lab(run, run.llm.checkpoint.config)
     lab.begin_exactly()
     started = perf_counter()
     with TemporaryDirectory(dir=work) as folder:
         found = _train(lab, Path(folder) / "transcript")["params"]
     took = perf_counter() - started
-    expected = ON_A_CPU.get(rounds)
+    expected = ON_A_CPU.get((extent.by_rules, rounds))
     what = f"{rounds} rounds of the default run by rules: the params of a CPU's run"
     line = {"rounds": rounds, "params": found, "expected": expected, "seconds": round(took, 2)}
     return line | judged(what, found == expected, True, found == expected)
