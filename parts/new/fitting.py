@@ -59,7 +59,7 @@ def bits_that_audit(document: dict[str, Any], model: dict[str, Any]) -> Reasons:
             return {
                 "peers.bits": "any machine can audit it, bit for bit; a step takes 1.4 times as "
                 'long on a CPU as with "machine"',
-                "peers.product_bits": '20 takes a third more time; bits = "machine" needs 20',
+                "peers.product_bits": '20 takes half as much time again; bits = "machine" needs 20',
             }
     peers["bits"] = "machine"
     return {"peers.bits": f"only a machine like the trainer's can audit it: {why}"}
