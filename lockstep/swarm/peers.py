@@ -64,15 +64,15 @@ class RoundSteps(NamedTuple, Generic[M]):
     # whether peers commit to what they own after the step, and hold what they owned before it,
     # since some of them are to show it (`RunningPeers.before`)
     hashed: bool = False
-    # called with each message as soon as it is ready, on a device or the host, and its peer, while
-    # others may be at their steps: pack(message, peer). Nothing else refers to it.
+    # called with each message, on the host or on a device where it may still be in the making, and
+    # its peer, while others may be at their steps: pack(message, peer). Nothing else refers to it.
     pack: Callable[[Tree, int], M] = to_host
 
 
 class StepResult(NamedTuple, Generic[M]):
     """What a peer did; its message is what `RoundSteps.pack` makes of it."""
 
-    message: M  # by default its arrays on the host; in a training the future bytes
+    message: M  # by default its arrays on the host; in a training `Packed`
     # its mean loss before the round, nats per token; of a step that may not be over, on its device
     loss: float | jax.Array
     state: str | None = None  # hash of what it owns after its step, if `hashed`
@@ -286,8 +286,11 @@ class SimulatedPeers:
         weights: Mapping[int, int] | None = None,
     ) -> None:
         merge = _Merge(self._first, messages, sequences, step, weights)
-        ahead, self._ahead = self._ahead, None
-        self._spread(ahead.after if ahead and ahead.is_of(merge) else merge.taken(self.count).after)
+        if self._ahead is None or not self._ahead.is_of(merge):
+            self._ahead = None  # which has memory that the merge takes
+            self._ahead = merge.taken(self.count)
+        self._spread(self._ahead.after)
+        self._ahead = None
 
     def receive_ahead(
         self,

@@ -1,5 +1,7 @@
 """A message that nobody reads is neither coded nor hashed; its bytes are counted all the same."""
 
+import weakref
+
 import jax
 import pytest
 
@@ -60,12 +62,15 @@ def test_messages_of_several_devices_are_merged_on_the_first(monkeypatch):
 def test_a_merge_is_begun_before_the_decision_and_done_again_where_that_is_another(
     monkeypatch, layout
 ):
-    merged, receive = [], Programs.receive.func
+    merged, held, after, receive = [], [], [], Programs.receive.func
 
     def counted(programs: Programs):
         def merge(messages, peers, params, shared, step):
             merged.append((int(step), int((peers.weight > 0).sum())))
-            return program(messages, peers, params, shared, step)
+            held.append(sum(ref() is not None for ref in after))
+            result = program(messages, peers, params, shared, step)
+            after.append(weakref.ref(result[0]["w"]))
+            return result
 
         program = receive(programs)
         return merge
@@ -73,7 +78,9 @@ def test_a_merge_is_begun_before_the_decision_and_done_again_where_that_is_anoth
     monkeypatch.setattr(Programs, "receive", property(counted))
     short(optimizer=DILOCO, layout=layout, micro_batch=4)
     assert merged == [(step, 2) for step in (1, 2, 3, 4)]
-    merged.clear()
+    for seen in (merged, held, after):
+        seen.clear()
     dropped = {"kind": "dropped", "peer": 1, "rounds": [2, 2]}
     short(optimizer=DILOCO, layout=layout, micro_batch=4, faults=[dropped])
     assert merged == [(1, 2), (2, 2), (2, 1), (3, 2), (4, 2)]
+    assert held == [0, 1, 1, 1, 1], "what was merged in vain takes memory beside what is merged"
