@@ -89,7 +89,7 @@ def _said_of(choices: Path) -> dict:
     """How much was chosen; None where no XLA for a GPU wrote it."""
     data = choices.read_bytes() if choices.is_file() else None
     return {
-        "choices": data and data.count(b"results {"),
+        "choices": data and data.count(b"entries {"),
         "choices_bytes": data and len(data),
         "choices_sha256": data and hashlib.sha256(data).hexdigest(),
     }
