@@ -117,6 +117,7 @@ class Decoder(nnx.Module):
         remat: str = "everything_saveable",
         positions_BT: jax.Array | None = None,
         sequences_BT: jax.Array | None = None,
+        embedding_in_order: bool = False,
     ) -> jax.Array:
         """Return the final hidden states x_ND, in `dtype`.
 
@@ -133,6 +134,8 @@ class Decoder(nnx.Module):
           positions_BT: Position of each token, int32, from 0 and below T; None: 0 to T - 1.
           sequences_BT: Number of each token's sequence, int32, where several are packed into a row:
             a token attends to its own sequence only. None: each row is one sequence.
+          embedding_in_order: Whether the gradient of the embedding is summed in the order of its
+            rows, by rows_of_table.py: faster on a GPU, slower on a CPU. Its bits may differ.
         """
         config, (B, T) = self.config, tokens_BT.shape
         most = config.max_position_embeddings
@@ -150,7 +153,7 @@ class Decoder(nnx.Module):
 
         # One row for each token, not [B, T, D]: XLA's CPU matmuls of three axes, and above all
         # their gradients, took 1.4 times as long for the whole step.
-        x_ND = self.embed(tokens_BT.reshape(B * T), dtype)
+        x_ND = self.embed(tokens_BT.reshape(B * T), dtype, in_order=embedding_in_order)
         start = 0
         for group, count in self.groups:
             windows = None if windows_L is None else windows_L[start : start + count]

@@ -13,6 +13,7 @@ from flax import nnx
 from jax import lax
 
 from models.rope import RotaryTable
+from models.rows_of_table import rows_of_table
 
 # number of keys that a query sees, with its own; None: all before
 KeyCount = int | jax.Array | None
@@ -24,8 +25,12 @@ class Embedding(nnx.Module):
     def __init__(self, size: int, width: int, *, std: float, rngs: nnx.Rngs):
         self.embedding = nnx.Param(std * jax.random.normal(rngs.params(), (size, width)))
 
-    def __call__(self, tokens_N: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
-        """Return the vectors of tokens, [N, D]."""
+    def __call__(
+        self, tokens_N: jax.Array, dtype: jax.typing.DTypeLike, *, in_order: bool = False
+    ) -> jax.Array:
+        """Return the vectors of tokens, [N, D]; in_order: with the gradient of `rows_of_table`."""
+        if in_order:
+            return rows_of_table(self.embedding[...], tokens_N, dtype)
         return self.embedding[...][tokens_N].astype(dtype)
 
 

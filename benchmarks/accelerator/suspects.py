@@ -11,7 +11,7 @@ import gzip
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import cache, partial
 from pathlib import Path
@@ -34,6 +34,7 @@ from benchmarks.sizes import SIZES
 from lockstep.programs.train_step import Programs
 from models import llama, parts
 from models.decoder import Context
+from models.rows_of_table import rows_of_table
 from pipeline.language_model import language_model
 
 MFU = 0.45  # the goal
@@ -51,7 +52,8 @@ class Variant(NamedTuple):
     """A way to compute the gradient of `case`; by default as the library has it.
 
     Attributes:
-      embedding: The gradient of the embedding: a scatter, "one-hot" or "sorted"; None: none at all.
+      embedding: The gradient of the embedding: "in order", as a run as compiled has it on a GPU; a
+        "scatter"; by products, "one-hot"; or "none" at all.
       head_tokens: Tokens that have logits at a time, as `[peers] head_tokens`.
       attention_saved: Whether the backward pass is given what cuDNN's attention returned.
       merged: Whether products of one operand are one product: queries, keys and values; gate, up.
@@ -62,7 +64,7 @@ class Variant(NamedTuple):
 
     name: str
     case: Gradient
-    embedding: str | None = "scatter"
+    embedding: str = "in order"
     head_tokens: int | None = None
     attention_saved: bool = False
     merged: bool = False
@@ -75,11 +77,12 @@ def variants(cases: tuple[Gradient, ...]) -> Iterator[Variant]:
     """The variants of the first case, those that decide most first; of others the cures."""
     first, *others = cases
     whole = SIZES[first.size].batch * SIZES[first.size].length
-    cured = partial(Variant, embedding="sorted", head_tokens=whole)
+    cured = partial(Variant, head_tokens=whole)
     yield Variant("as it is", first, traced=True)
-    yield cured("cured: sorted, logits whole", first, traced=True)
-    yield Variant("embedding stopped", first, embedding=None)
-    yield Variant("scatter by XLA's expander", first, flags=EXPANDED)
+    yield cured("cured: logits whole", first, traced=True)
+    yield Variant("scatter", first, embedding="scatter")
+    yield Variant("embedding stopped", first, embedding="none")
+    yield Variant("scatter by XLA's expander", first, embedding="scatter", flags=EXPANDED)
     yield cured("cured, attention saved", first, attention_saved=True)
     for case in others:
         yield cured("cured, attention saved", case, attention_saved=True)
@@ -87,8 +90,7 @@ def variants(cases: tuple[Gradient, ...]) -> Iterator[Variant]:
     yield cured("cured, attention saved, merged", first, attention_saved=True, merged=True)
     yield cured("cured, not deterministic", first, flags=INEXACT)
     yield Variant("one-hot", first, embedding="one-hot")
-    yield Variant("sorted", first, embedding="sorted")
-    yield Variant("embedding stopped, 2 parts", first, embedding=None, head_tokens=whole // 2)
+    yield Variant("embedding stopped, 2 parts", first, embedding="none", head_tokens=whole // 2)
     yield cured("cured, but 4 parts", first, head_tokens=whole // 4)
     for case in others:
         yield Variant("as it is", case)
@@ -198,8 +200,14 @@ def _distance(gradient: dict, size: str, expected: dict[str, jax.Array]) -> dict
 
 def _replaced(variant: Variant) -> Iterator[tuple[object, str, object]]:
     """What a variant replaces: (module or class, name, replacement)."""
-    if variant.embedding != "scatter":
-        yield parts.Embedding, "__call__", _embedding(variant.embedding)
+    yield language_model.LanguageModel, "embedding_in_order", True  # on a CPU, too
+    yield (
+        parts,
+        "rows_of_table",
+        {"in order": rows_of_table, "scatter": _scattered, "one-hot": _one_hot, "none": _stopped}[
+            variant.embedding
+        ],
+    )
     if variant.attention_saved:
         yield jax.checkpoint_policies, variant.case.remat, _saved
     if variant.merged:
@@ -207,29 +215,24 @@ def _replaced(variant: Variant) -> Iterator[tuple[object, str, object]]:
         yield llama.Attention, "heads", _merged_heads
 
 
-def _embedding(kind: str | None) -> Callable:
-    """`Embedding.__call__` with a gradient of this kind."""
-    backward = {None: _none, "one-hot": by_one_hot, "sorted": by_order}[kind]
-
-    def call(self: parts.Embedding, tokens_N: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
-        table_VD = self.embedding[...]
-
-        @jax.custom_vjp
-        def rows(table_VD: jax.Array) -> jax.Array:
-            return table_VD[tokens_N].astype(dtype)
-
-        def forward(table_VD: jax.Array) -> tuple[jax.Array, None]:
-            return rows(table_VD), None
-
-        rows.defvjp(forward, lambda _, grad_ND: (backward(tokens_N, grad_ND, len(table_VD)),))
-        return rows(table_VD)
-
-    return call
+def _scattered(table_VD: jax.Array, tokens_N: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
+    return table_VD[tokens_N].astype(dtype)
 
 
-def _none(tokens_N: jax.Array, grad_ND: jax.Array, V: int) -> jax.Array:
-    del tokens_N
-    return jnp.zeros((V, grad_ND.shape[1]), jnp.float32)
+def _stopped(table_VD: jax.Array, tokens_N: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
+    return _scattered(jax.lax.stop_gradient(table_VD), tokens_N, dtype)
+
+
+def _one_hot(table_VD: jax.Array, tokens_N: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
+    @jax.custom_vjp
+    def rows(table_VD: jax.Array) -> jax.Array:
+        return _scattered(table_VD, tokens_N, dtype)
+
+    def backward(_: None, grad_ND: jax.Array) -> tuple[jax.Array]:
+        return (by_one_hot(tokens_N, grad_ND, len(table_VD)),)
+
+    rows.defvjp(lambda table_VD: (rows(table_VD), None), backward)
+    return rows(table_VD)
 
 
 def by_one_hot(tokens_N: jax.Array, grad_ND: jax.Array, V: int) -> jax.Array:
@@ -242,33 +245,6 @@ def by_one_hot(tokens_N: jax.Array, grad_ND: jax.Array, V: int) -> jax.Array:
         return jnp.dot(hit_VN.astype(grad_ND.dtype), grad_ND, preferred_element_type=jnp.float32)
 
     return jax.lax.map(part, first).reshape(-1, grad_ND.shape[1])[:V]
-
-
-def by_order(tokens_N: jax.Array, grad_ND: jax.Array, V: int) -> jax.Array:
-    """Sum rows of equal tokens, which stand side by side once sorted.
-
-    In a block by a product with which are equal; then what earlier blocks have of a block's first
-    token is added. A token's last place has the sum of all, and is the only one that is written.
-    """
-    b, N, D = 128, *grad_ND.shape
-    padding, highest = -N % b, jax.lax.Precision.HIGHEST
-    ids_N, order_N = jax.lax.sort_key_val(tokens_N, jnp.arange(N))
-    ids_N = jnp.pad(ids_N, (0, padding), constant_values=V)
-    rows_KbD = jnp.pad(grad_ND[order_N], ((0, padding), (0, 0))).reshape(-1, b, D)
-    ids_Kb = ids_N.reshape(-1, b)
-    equal_Kbb = (ids_Kb[:, :, None] == ids_Kb[:, None, :]).astype(rows_KbD.dtype)
-    sums_KbD = jnp.matmul(
-        equal_Kbb, rows_KbD, precision=highest, preferred_element_type=jnp.float32
-    )
-    first_K, last_K = ids_Kb[:, 0], ids_Kb[:, -1]
-    before_KK = jnp.tri(len(ids_Kb), k=-1) * (first_K[:, None] == last_K)
-    before_KD = jnp.matmul(before_KK, sums_KbD[:, -1], precision=highest)
-    goes_on_Kb = ids_Kb == first_K[:, None]
-    sums_KbD += jnp.where(goes_on_Kb[:, :, None], before_KD[:, None], 0.0)
-    ends_N = ids_N != jnp.append(ids_N[1:], V)
-    place_N = jnp.where(ends_N, ids_N, V + jnp.arange(len(ids_N)))  # beyond the table: dropped
-    zeros_VD = jnp.zeros((V, D), jnp.float32)
-    return zeros_VD.at[place_N].set(sums_KbD.reshape(-1, D), mode="drop", unique_indices=True)
 
 
 def _saved(primitive: Primitive, *avals: object, **params: object) -> bool:

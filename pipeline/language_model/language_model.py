@@ -86,6 +86,15 @@ class LanguageModel:
         return self.model.shapes(self.model_config)
 
     @property
+    def embedding_in_order(self) -> bool:
+        """Whether the embedding's gradient is summed as in models/rows_of_table.py.
+
+        Not by rules, which sum a scatter exactly on every machine, nor where devices share it.
+        """
+        as_compiled = self.run.peers.bits == "machine" and self.run.peers.fsdp == 1
+        return as_compiled and jax.default_backend() == "gpu"
+
+    @property
     def row(self) -> jax.ShapeDtypeStruct:
         """Shape and type of a row of the data."""
         width = len(self.columns) * self.run.llm.max_seq_len
@@ -172,7 +181,13 @@ class LanguageModel:
         """Return features, the head's kernel, and the rows by column: the arguments of the loss."""
         rows = split(rows_BW, self.columns)
         positions, sequences = rows.position_ids, rows.sequence_ids
-        x_ND = self.features(params, rows.inputs, positions_BT=positions, sequences_BT=sequences)
+        x_ND = self.features(
+            params,
+            rows.inputs,
+            positions_BT=positions,
+            sequences_BT=sequences,
+            embedding_in_order=self.embedding_in_order,
+        )
         return x_ND, self.head(params), rows
 
     def _label_weights(self, rows_MBW: jax.Array, count: jax.Array) -> jax.Array | None:

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.accelerator.suspects import by_one_hot, by_order
+from benchmarks.accelerator.suspects import by_one_hot
+from models.rows_of_table import sums_by_token
 
 RNG = np.random.default_rng(0)
 TOKENS = {  # (size of the vocabulary, tokens); a block has 128
@@ -17,7 +18,7 @@ TOKENS = {  # (size of the vocabulary, tokens); a block has 128
 }
 
 
-@pytest.mark.parametrize("way", [by_one_hot, by_order])
+@pytest.mark.parametrize("way", [by_one_hot, sums_by_token])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("case", TOKENS)
 def test_rows_of_equal_tokens_are_summed(way, dtype, case):
