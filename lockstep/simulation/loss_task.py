@@ -206,7 +206,7 @@ class LossTask:
 
 def _is_count(x: Any) -> bool:
     is_scalar = isinstance(x, jax.Array) and x.shape == ()
-    return not jnp.iscomplexobj(x) and (is_scalar or isinstance(x, int | float | np.number))
+    return (is_scalar or isinstance(x, int | float | np.number)) and not jnp.iscomplexobj(x)
 
 
 def _described(returned: Any) -> str:

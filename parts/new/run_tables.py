@@ -263,10 +263,10 @@ def _peers(new: NewRun) -> dict[str, Any]:
     parts = new.devices_of_a_peer
     at_once = max(1, (AT_ONCE_GPU if new.gpus else AT_ONCE) // new.length)
     scan = bool(new.gpus) or new.model.config["num_hidden_layers"] > MANY_LAYERS
-    of_gpus = {
-        "remat": "dots_with_no_batch_dims_saveable",
-        "head_tokens": parts * head_tokens(new.model.config["vocab_size"]),
-    }
+    vocabulary = new.model.config["vocab_size"]  # 0 where the model is a workload's
+    of_gpus: dict[str, Any] = {"remat": "dots_with_no_batch_dims_saveable"}
+    if vocabulary:
+        of_gpus["head_tokens"] = parts * head_tokens(vocabulary)
     return {
         "count": new.peers,
         **({} if new.seed is None else {"seed": new.seed}),

@@ -82,7 +82,7 @@ def test_the_published_run_file_names_nothing_of_a_machine_and_is_valid_on_the_w
 
 
 def test_the_printed_verify_command_is_one_that_a_shell_reads(tmp_path, monkeypatch, capsys):
-    written = SimpleNamespace(exported={}, files={}, size=0, row_files=())
+    written = SimpleNamespace(exported={}, files={}, size=0, row_files=(), commit=None)
     monkeypatch.setattr(publish, "write", lambda *_: (written, 0))
     publish.show(tmp_path / "a run", tmp_path / "run.toml", tmp_path, 1, None, None)
     command = capsys.readouterr().out.rpartition("; ")[2]
