@@ -90,14 +90,15 @@ class Replica:
         """Return messages as one tree with a leading axis [peer], on this group.
 
         They may lie on the host, on this group or on another. There is a row for every peer, zero
-        where there is no message: shapes that do not depend on who is absent are compiled once.
+        where there is no message, and all are on this group: what does not depend on who is absent,
+        nor on whose message was decoded, is compiled once.
         """
         here = set(self.group.devices)
 
         def brought(row: Tree) -> Tree:
             leaf = jax.tree.leaves(row)[0]
-            elsewhere = isinstance(leaf, jax.Array) and leaf.devices() != here
-            return self.group.put(row) if elsewhere else row
+            is_here = isinstance(leaf, jax.Array) and leaf.devices() == here
+            return row if is_here else self.group.put(row)
 
         stack, nothing = self.programs.stack_on(self.group, len(rows))
         absent = nothing() if any(row is None for row in rows) else None

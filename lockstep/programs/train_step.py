@@ -135,8 +135,8 @@ class Programs:
     ) -> tuple[Callable[[list[Tree]], Tree], Callable[[], Tree]]:
         """Return what lays messages out as `receive` takes them on a group, and one of zeros.
 
-        The first is of `count` messages, each on that group or on the host. Both compute nothing:
-        values are as they were.
+        The first is of `count` messages on that group. Both compute nothing: values are as they
+        were.
         """
         if (group, count) not in self._stacks:
             like = self.form.like

@@ -84,3 +84,21 @@ def test_a_merge_is_begun_before_the_decision_and_done_again_where_that_is_anoth
     short(optimizer=DILOCO, layout=layout, micro_batch=4, faults=[dropped])
     assert merged == [(1, 2), (2, 2), (2, 1), (3, 2), (4, 2)]
     assert held == [0, 1, 1, 1, 1], "what was merged in vain takes memory beside what is merged"
+
+
+def test_who_is_absent_and_whose_message_was_decoded_compiles_nothing_anew(monkeypatch):
+    stacks, stack_on = [], Programs.stack_on
+
+    def seen(*arguments):
+        stacks.append(stack_on(*arguments))
+        return stacks[-1]
+
+    monkeypatch.setattr(Programs, "stack_on", seen)
+    faults = [
+        {"kind": "dropped", "peer": 1, "rounds": [2, 2]},
+        {"kind": "sign_flip", "peer": 1, "rounds": [3, 3]},
+        {"kind": "sign_flip", "peer": 0, "rounds": [4, 4]},
+    ]
+    short(optimizer=SGD, micro_batch=4, faults=faults)
+    assert len(stacks) == 4 + 3  # merged again where the decision is another
+    assert {stack._cache_size() for stack, _ in stacks} == {1}
