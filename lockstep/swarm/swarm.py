@@ -448,17 +448,20 @@ def _fetched(
     results: Mapping[int, StepResult[Packed]],
 ) -> tuple[dict[int, StepResult[Packed]], dict[int, MessageFacts | None]]:
     """Return results with their losses, and the facts of their messages, in few transfers."""
-    told = {peer: (d.loss, d.message.facts) for peer, d in results.items()}
-    at: dict[tuple, list[int]] = {}  # peers by their devices, with facts or without
-    for peer, (loss, facts) in told.items():
-        if isinstance(loss, jax.Array):
-            at.setdefault((frozenset(loss.devices()), facts is None), []).append(peer)
-    rows = jax.device_get([_stack([told[peer] for peer in peers]) for peers in at.values()])
-    for peers, (losses, facts) in zip(at.values(), rows, strict=True):
-        each = zip(*facts, strict=True) if facts else [None] * len(peers)
-        told |= zip(peers, zip(losses, each, strict=True), strict=True)
-    facts = {peer: facts and MessageFacts(*facts) for peer, (_, facts) in told.items()}
-    return {p: d._replace(loss=float(told[p][0])) for p, d in results.items()}, facts
+    losses = {peer: d.loss for peer, d in results.items()}
+    facts = {peer: d.message.facts for peer, d in results.items()}
+    at: dict[tuple, list[int]] = {}  # peers by their devices, of the loss and of the facts
+    for peer, d in results.items():
+        if isinstance(d.loss, jax.Array):
+            at.setdefault(("loss", *d.loss.devices()), []).append(peer)
+        if d.message.facts is not None:
+            at.setdefault(("facts", *d.message.facts.largest.devices()), []).append(peer)
+    of: dict[str, dict] = {"loss": losses, "facts": facts}
+    rows = jax.device_get([_stack([of[k][p] for p in peers]) for (k, *_), peers in at.items()])
+    for ((kind, *_), peers), row in zip(at.items(), rows, strict=True):
+        each = row if kind == "loss" else map(MessageFacts._make, zip(*row, strict=True))
+        of[kind] |= zip(peers, each, strict=True)
+    return {p: d._replace(loss=float(losses[p])) for p, d in results.items()}, facts
 
 
 @jax.jit
