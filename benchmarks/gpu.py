@@ -234,6 +234,8 @@ def _plugin() -> str:
 
 def visit(names: Sequence[str], size: str, work: Path, seconds: float) -> Iterator[dict]:
     """The lines of sections whose programs are compiled before the first of them begins."""
+    from lockstep.machine import cores
+
     end = time.monotonic() + seconds
     compiled = time.monotonic() + COMPILING * seconds
     begun: list[tuple[str, Future]] = []
@@ -244,7 +246,7 @@ def visit(names: Sequence[str], size: str, work: Path, seconds: float) -> Iterat
         *_, last = one_section(name, size, work, limit, part)
         return {"compiled": name, "part": part, "how": last["ended"], "seconds": last["seconds"]}
 
-    workers = 2 * (os.cpu_count() or 1)  # a compilation has one thread most of its time
+    workers = 2 * cores.count()  # a compilation has one thread most of its time
     with ThreadPoolExecutor(workers) as pool:  # begun in order, so what others wait for is first
         for name in names:
             for part in range(SECTIONS[name].parts):

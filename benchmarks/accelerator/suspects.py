@@ -333,7 +333,7 @@ def _of_devices(events: list[dict]) -> Iterator[dict]:
 
 
 def _idle(events: list[dict]) -> float:
-    """Microseconds from the first event to the last in which there is none."""
+    """How long nothing ran between the first event and the last, in microseconds."""
     idle, end = 0.0, None
     for event in sorted(events, key=lambda event: event["ts"]):
         first, last = event["ts"], event["ts"] + event["dur"]

@@ -121,8 +121,8 @@ class OptimizerVariant(Variant):
     ) -> "Closing":
         """Return what rounds wait for: by default, as is `common`, for all messages.
 
-        Peers train so many tokens per second. Nothing travels on from every `settle_every`-th round
-        (0: there is no such round) nor from the `last`.
+        Peers train so many tokens per second. No message travels on from the `last` round, nor from
+        any round that is a multiple of `settle_every`, unless that is 0.
         """
         return common
 

@@ -206,8 +206,8 @@ def test_one_update_in_each_row_gives_what_updates_in_any_order_give(axis, last)
 
 
 def bits_of(x):
-    """The bits of numbers; of those that are none, no bits."""
-    return np.where(np.isnan(x), 0, np.asarray(x).view(np.int32))
+    """The bits of numbers; all NaNs have those of one, which no number has."""
+    return np.where(np.isnan(x), -1, np.asarray(x).view(np.int32))
 
 
 def test_the_gradient_of_one_element_of_each_row_scatters_nothing():
