@@ -144,7 +144,7 @@ def document(
             settings["grace_seconds"] = method.grace * decision.round_seconds
     has_curve = training.trial is None and training.failure == NO_FAILURE
     every = max(1, rounds // MEASURES) if has_curve else rounds
-    rows = "even" if training.trial is None else "odd"
+    rows = "scoring" if training.trial is None else "tuning"
     tables["held_out"] |= {"every": every, "rows": rows, "stop_above": NO_STOP}
     tables["witness"]["snapshot_every"] = rounds  # nobody audits: fewer snapshots, less disk
     tables["evaluate"] |= {"every": 0}
@@ -153,12 +153,12 @@ def document(
 
 
 def by_seed(base: runfile.Run, split_size: int) -> str:
-    """Return in words what a seed draws in runs that are measured on a split of so many rows."""
+    """Return in words what a seed draws in runs that are measured on so many rows of a split, or some."""
     llm = base.llm.model_dump(mode="json")
     shuffles = [x.get("shuffle") for x in llm["data_location"].values() if isinstance(x, dict)]
     drawn = ["weights"] if "Init" in llm["checkpoint"] else []
     drawn += ["order of the data"] if any(isinstance(x, dict) for x in shuffles) else []
-    if len(range(0, split_size, 2)) > base.held_out.sequences:  # of the even rows, only some
+    if split_size > base.held_out.sequences:
         return ", ".join([*drawn, "assignment", "held-out rows"])
     same = "; all are measured on the same rows, so intervals do not include the choice of text"
     return ", ".join([*drawn, "assignment"]) + same

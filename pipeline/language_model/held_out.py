@@ -46,8 +46,8 @@ class HeldOutRows(NamedTuple):
 
     rows_NW: np.ndarray  # int32
     columns: tuple[Column, ...]
-    indices_N: np.ndarray  # int64, ascending: where they stand in the split
-    split_size: int  # rows of the whole split
+    indices_N: np.ndarray  # int64, ascending: where they stand in the split, or half
+    split_size: int  # rows of the whole split, or half
 
 
 class MeanLoss(NamedTuple):
@@ -76,10 +76,22 @@ def spread(split_size: int, sequences: int, seed: int) -> np.ndarray:
 
 
 def drawn(split_size: int, run: runfile.Run) -> np.ndarray:
-    """Return the rows that a run measures of a split of this size, as `spread` draws them."""
-    first, step = {"all": (0, 1), "even": (0, 2), "odd": (1, 2)}[run.held_out.rows]
-    size = len(range(first, split_size, step))
-    return first + step * spread(size, run.held_out.sequences, run.peers.seed)
+    """Return the rows that a run measures of a split, or half, of this size, see `spread`."""
+    return spread(split_size, run.held_out.sequences, run.peers.seed)
+
+
+def half(borders: Sequence[int], split_size: int, rows: str) -> range:
+    """Return the rows of a split that `[held_out] rows` names: all, those to score, or to tune.
+
+    `borders` are the first rows of its files. The halves meet at the one nearest to the middle, if
+    it is in the middle half of the split, and in the middle otherwise.
+    """
+    near = (row for row in borders if split_size <= 4 * row <= 3 * split_size)
+    border = min(near, key=lambda row: abs(2 * row - split_size), default=split_size // 2)
+    first, stop = {"all": (0, split_size), "scoring": (0, border), "tuning": (border, split_size)}[
+        rows
+    ]
+    return range(first, stop)
 
 
 def read(run: runfile.Run, shards: Path) -> HeldOutRows:
@@ -90,13 +102,13 @@ def read(run: runfile.Run, shards: Path) -> HeldOutRows:
     listed = read_shards(shards)
     length, network = run.llm.max_seq_len, run.runtime
     sequences = Sequences(shards, listed, "held_out", length, network)
-    split_size = len(sequences)
-    indices_N = drawn(split_size, run)
-    rows_NW = sequences.take(indices_N)
+    chosen = half(sequences.borders, len(sequences), run.held_out.rows)
+    indices_N = drawn(len(chosen), run)
+    rows_NW = sequences.take(chosen.start + indices_N)
     if listed.rows is None:
         counts_N = counted(rows_NW, listed.columns).any(axis=1)
         rows_NW, indices_N = rows_NW[counts_N], indices_N[counts_N]
-    return HeldOutRows(rows_NW, listed.columns, indices_N, split_size)
+    return HeldOutRows(rows_NW, listed.columns, indices_N, len(chosen))
 
 
 def mean_of(losses_N: np.ndarray, weights_N: np.ndarray | None = None) -> MeanLoss:

@@ -177,11 +177,13 @@ class HeldOut(Table):
     """Number of held-out sequences per measurement, drawn from the whole split by [peers] seed; all
     of them if the split has fewer. With 0 nothing is measured, and a file that would be held out
     only because no file's name says what to hold out is trained on."""
-    rows: Literal["all", "even", "odd"] = Field(
+    rows: Literal["all", "scoring", "tuning"] = Field(
         default="all", exclude_if=lambda rows: rows == "all"
     )
-    """Rows of the split from which the sequences are drawn. A training whose settings were tuned on
-    the odd rows can be scored on the even ones."""
+    """Half of the split from which the sequences are drawn, so that a training whose settings were
+    tuned on some files is scored on others. The halves meet between two files of data/shards, at
+    the border nearest to the middle, which the stage download puts between two documents of text;
+    where the middle half of the split has none, in the middle."""
     every: Count = 10
     """Rounds between measurements."""
     stop_above: Annotated[float, Field(gt=1)] = 1.5

@@ -89,6 +89,11 @@ class Sequences:
         # The stretch of positions read lately, and the end of those expected next.
         self._first, self._next, self._expected = 0, 0, 0
 
+    @property
+    def borders(self) -> list[int]:
+        """The number of sequences before each file, in the files' order."""
+        return self._starts_F[:-1].tolist()
+
     def __len__(self) -> int:
         """Return the number of positions: those of `count` sequences in each pass."""
         return self.passes * self.count

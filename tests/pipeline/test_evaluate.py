@@ -12,13 +12,15 @@ from lockstep.programs.columns import UNCOUNTED
 from lockstep.programs.placement import DeviceGroup, on_groups
 from pipeline import evaluate, runfile
 from pipeline.language_model import held_out
-from pipeline.language_model.held_out import drawn, mean_loss, mean_of, spread
+from pipeline.language_model.held_out import half, mean_loss, mean_of, spread
 from pipeline.language_model.language_model import programs_of
 from pipeline.language_model.text_writer import TextWriter
 from pipeline.stage.keys import PROJECT
+from pipeline.toml_file import read_toml
 from pipeline.weights import exported as exported_folder
 from tests.pipeline.evaluated import END, HF_CONFIG, LENGTH, make
 from tests.pipeline.exported import make_params, make_tokenizer
+from tests.pipeline.tokens.shards_folder import shards_folder
 
 
 @pytest.fixture
@@ -51,10 +53,28 @@ def test_rows_are_spread_over_the_whole_split_and_any_seed_draws_others():
     assert [*spread(40, 512, 0)] == [*range(40)]  # all there are
     assert [*spread(10**9, 3, 7)] == [*spread(10**9, 3, 7)] != [*spread(10**9, 3, 8)]
     assert not len(spread(0, 512, 0)) and not len(spread(9, 0, 0))
-    run = runfile.load(PROJECT / "params/run.toml")
-    tables = [run.held_out.model_copy(update={"rows": rows}) for rows in ("all", "even", "odd")]
-    found = [[*drawn(41, run.model_copy(update={"held_out": table}))] for table in tables]
-    assert found == [[*range(41)], [*range(0, 41, 2)], [*range(1, 41, 2)]]
+
+
+@pytest.mark.parametrize(
+    "borders, border", [([0], 20), ([0, 3, 18, 30], 18), ([0, 3, 39], 20), ([], 20)]
+)
+def test_rows_to_tune_on_and_rows_to_score_are_of_different_files(borders, border):
+    halves = [half(borders, 41, rows) for rows in ("all", "scoring", "tuning")]
+    assert halves == [range(41), range(border), range(border, 41)]
+
+
+def test_a_run_measures_the_half_that_it_names(tmp_path):
+    files = [np.full(rows * LENGTH, value) for value, rows in enumerate((3, 4), 5)]
+    shards = shards_folder(tmp_path, files, files)
+    found = {}
+    for rows in ("all", "scoring", "tuning"):
+        document = read_toml(PROJECT / "params/run.toml")
+        document["model"]["LLM"]["max_seq_len"] = LENGTH
+        document["held_out"]["rows"] = rows
+        found[rows] = held_out.read(runfile.parse(document, "a test"), shards)
+    assert [held.split_size for held in found.values()] == [7, 3, 4]
+    assert (found["scoring"].rows_NW == 5).all() and (found["tuning"].rows_NW == 6).all()
+    assert [*found["tuning"].indices_N] == [*range(4)]
 
 
 def test_the_mean_of_rows_that_are_spread_is_that_of_the_split_within_its_standard_error():

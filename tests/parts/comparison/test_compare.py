@@ -56,7 +56,7 @@ def test_every_training_of_a_ready_comparison_is_a_run_of_the_same_tokens(file):
             if method.grace is not None:
                 assert run.llm.optimizer.grace_seconds == method.grace * 2.2
         scored = one.trial is None
-        assert run.held_out.rows == ("even" if scored else "odd")
+        assert run.held_out.rows == ("scoring" if scored else "tuning")
         assert run.held_out.stop_above > 1000  # or only one with a curve would be stopped early
         has_curve = scored and one.failure == "none"
         assert (run.held_out.every == run.config.total_steps) == (not has_curve)
