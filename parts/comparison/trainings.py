@@ -153,7 +153,7 @@ def document(
 
 
 def by_seed(base: runfile.Run, split_size: int) -> str:
-    """Return in words what a seed draws in runs that are measured on so many rows of a split, or some."""
+    """Return in words what a seed draws in runs, on a split, or half, of so many rows."""
     llm = base.llm.model_dump(mode="json")
     shuffles = [x.get("shuffle") for x in llm["data_location"].values() if isinstance(x, dict)]
     drawn = ["weights"] if "Init" in llm["checkpoint"] else []
