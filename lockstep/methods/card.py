@@ -7,7 +7,10 @@ import math
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
+from pydantic import Field
+
 from lockstep.errors import LockstepError
+from lockstep.tables.table import NotNegative, Table
 from lockstep.tables.variant import Variant, variant_name, variants_of
 
 if TYPE_CHECKING:
@@ -72,8 +75,6 @@ class OptimizerVariant(Variant):
     """How gradients become updates, and what peers send each other."""
 
     where = "model.LLM.optimizer"
-    by_group: ClassVar[tuple[str, ...]] = ()
-    """The fields that name groups, which are the top-level names of the params."""
     overlaps: ClassVar[bool] = False
     """Whether messages may travel while the next round is computed, [peers] overlap."""
     sends: ClassVar[Literal["arrays", "elements", "coefficients"]] = "arrays"
@@ -135,6 +136,14 @@ class OptimizerVariant(Variant):
         )
 
 
+class ByGroup(Table):
+    """An optimizer whose steps differ in size by group of the params."""
+
+    step_scale: dict[str, NotNegative] = Field(default={}, exclude_if=lambda scale: not scale)
+    """Step-size factor by group, of its weight decay too; 1 for groups that are not named. A group
+    is a top-level name of the params: embed, layers, norm or lm_head."""
+
+
 def build(table: OptimizerVariant, setting: Setting, groups: Collection[str]) -> "Optimizer":
     """Return the optimizer of `model.LLM.optimizer`; `groups` are all top-level groups of params.
 
@@ -147,12 +156,12 @@ def build(table: OptimizerVariant, setting: Setting, groups: Collection[str]) ->
             "peers wait for all messages"
         )
     for name, part in table.parts.items():
-        for key in part.by_group:
-            if unknown := [group for group in getattr(part, key) if group not in groups]:
-                raise LockstepError(
-                    f"{name}.{key}: {unknown[0]} is no top-level group of the model's params, "
-                    f"expected some of {', '.join(sorted(groups))}"
-                )
+        scale = part.step_scale if isinstance(part, ByGroup) else {}
+        if unknown := [group for group in scale if group not in groups]:
+            raise LockstepError(
+                f"{name}.step_scale: {unknown[0]} is no top-level group of the model's params, "
+                f"expected some of {', '.join(sorted(groups))}"
+            )
     return table.build(setting)
 
 

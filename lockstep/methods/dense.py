@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from lockstep.methods.card import (
     LARGER,
     MEASURED,
+    ByGroup,
     Card,
     OptimizerVariant,
     Setting,
@@ -31,7 +32,7 @@ class Dense(OptimizerVariant):
     """Plain data parallelism: each peer sends its whole gradient."""
 
 
-class Moments(Dense):
+class Moments(Dense, ByGroup):
     """Adam's moments of the mean of all peers' gradients."""
 
     betas: Annotated[tuple[Decay, ...], Field(min_length=2, max_length=2), AsTuple]
@@ -44,17 +45,8 @@ class Moments(Dense):
     """Maximum global L2 norm of the gradient; 0 or absent means no clipping."""
 
 
-def _is_empty(value: object) -> bool:
-    return not value
-
-
 class OptimizerAdamW(Moments):
     """AdamW on the mean of all peers' gradients: the dense baseline."""
-
-    by_group = ("step_scale",)
-
-    step_scale: dict[str, NotNegative] = Field(default={}, exclude_if=_is_empty)
-    """Step-size factor by group, as for Muon; 1 for groups that are not named."""
 
     def build(self, setting: Setting) -> "Optimizer":
         from lockstep.optim.dense import adamw
@@ -65,13 +57,8 @@ class OptimizerAdamW(Moments):
 class OptimizerMuon(Moments):
     """Muon for the matrices in layers, AdamW for the rest, on the mean of all peers' gradients."""
 
-    by_group = ("step_scale",)
-
     momentum: Decay
     """Decay of the Nesterov momentum of the matrices in layers."""
-    step_scale: dict[str, NotNegative] = {}
-    """Step-size factor by group; 1 for groups that are not named. A group is a top-level name of
-    the params: embed, layers, norm or lm_head."""
 
     @property
     def needs_layers(self) -> bool:
@@ -84,7 +71,7 @@ class OptimizerMuon(Moments):
         return muon(setting.learning_rate, **dict(self), **options)
 
 
-class OptimizerSGD(Dense):
+class OptimizerSGD(Dense, ByGroup):
     """SGD on the mean of all peers' gradients."""
 
     momentum: Decay

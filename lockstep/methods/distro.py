@@ -4,12 +4,11 @@ Each peer that sent a coefficient counts once, as in their papers. The cards cli
 DeMo's authors do not: {"demo": {"clip_grad_norm": 0.0}} is theirs.
 """
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from lockstep.methods.card import Card, OptimizerVariant, Setting, StatedRate, stated
+from lockstep.methods.card import ByGroup, Card, OptimizerVariant, Setting, StatedRate, stated
 from lockstep.methods.dense import LARGER_STEPS, STEP_SCALE
 from lockstep.tables.table import U16, Decay, Fraction, NotNegative
 
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from lockstep.optim.optimizer import Optimizer
 
 
-class Compressing(OptimizerVariant):
+class Compressing(OptimizerVariant, ByGroup):
     """Each peer sends the largest DCT coefficients of its momentum."""
 
     overlaps = True
@@ -51,10 +50,11 @@ class Compressing(OptimizerVariant):
     def kept(self) -> int:
         return min(self.compression_topk, self.compression_chunk)
 
-    def momentum(self, setting: Setting) -> "CompressedMomentum":
-        """Return the momentum and what of it is sent."""
+    def momentum(self, setting: Setting, update: str = "sign") -> "CompressedMomentum":
+        """Return the momentum, what of it is sent, and the update that is made from the mean."""
         from lockstep.optim.compressed.compressor import Compressor
         from lockstep.optim.compressed.distro import CompressedMomentum
+        from lockstep.optim.directions import StepDirection
 
         return CompressedMomentum(
             setting.learning_rate,
@@ -68,6 +68,7 @@ class Compressing(OptimizerVariant):
             compression_decay=self.compression_decay,
             weight_decay=self.weight_decay or 0.0,
             clip_grad_norm=self.clip_grad_norm,
+            direction=StepDirection(update, self.step_scale, setting.stacked),
             aggregate=setting.aggregate,
         )
 
@@ -82,12 +83,7 @@ class OptimizerDistro(Compressing):
 
 
 class OptimizerAdaDistro(Compressing):
-    """This project's own extension of DisTrO; with the defaults of its own keys it is DisTrO.
-
-    A group is a top-level name of the params: embed, layers, norm or lm_head.
-    """
-
-    by_group = ("step_scale",)
+    """This project's own extension of DisTrO; with the defaults of its own keys it is DisTrO."""
 
     second_moment_decay: Decay | None = None
     """Decay of the factored second moment whose root divides a peer's gradient; by default,
@@ -95,8 +91,6 @@ class OptimizerAdaDistro(Compressing):
     update: Literal["sign", "orthogonal"] = "sign"
     """Update that is made from the decoded mean. sign: its sign. orthogonal: for the matrices in
     layers, the nearest orthogonal matrix."""
-    step_scale: dict[str, NotNegative] = {}
-    """Step-size factor by group; 1 for groups that are not named."""
 
     @property
     def needs_layers(self) -> bool:
@@ -105,10 +99,8 @@ class OptimizerAdaDistro(Compressing):
     def build(self, setting: Setting) -> "Optimizer":
         from lockstep.optim.compressed.ada_distro import ada_distro
         from lockstep.optim.compressed.distro import distro
-        from lockstep.optim.directions import StepDirection
 
-        direction = StepDirection(self.update, self.step_scale, setting.stacked)
-        momentum = replace(self.momentum(setting), direction=direction)
+        momentum = self.momentum(setting, self.update)
         if self.second_moment_decay is None:
             return distro(momentum, setting.overlap)
         return ada_distro(momentum, self.second_moment_decay, setting.overlap)

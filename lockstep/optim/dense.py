@@ -6,14 +6,15 @@ means is the mean over the whole batch, however it was divided.
 Arguments that these optimizers share:
 
     learning_rate   a schedule of the step, counted from 1, or a constant
-    weight_decay    decoupled weight decay, per unit of learning rate
+    weight_decay    decoupled weight decay, per unit of a parameter's own step size
     clip_grad_norm  largest global L2 norm of the mean gradient; None or 0 for no clipping
+    step_scale      factor of the steps of a group of params, 1 where it is not named; a group is a
+                    top-level name of the params, such as "layers"
     aggregate       takes the place of the mean, see `aggregation.py`
 """
 
 from collections.abc import Mapping
-from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +32,7 @@ from lockstep.optim.optimizer import (
     clip_scale,
     group_of,
     rate,
+    scaled,
 )
 
 TRIED = 10  # steps: a warm-up may begin with none
@@ -43,13 +45,14 @@ def dense(
     *,
     weight_decay: float = 0.0,
     clip_grad_norm: float | None = None,
+    step_scale: Mapping[str, float] = {},
     aggregate: AggregateFn = mean,
 ) -> Optimizer:
     """Return an optimizer whose peers send whole gradients, and share all of its state.
 
         g       = clip(mean over present peers of g_p)
         d, s    = direction(g, s)
-        theta  <- theta - lr * (d + weight_decay * theta)
+        theta  <- theta - lr * step_scale[group] * (d + weight_decay * theta)
 
     `direction` is any of optax's `scale_by_*`, or the like: the direction d of a step, up the
     gradient, and the state s. `from_optax` takes whole optimizers, which go down.
@@ -60,6 +63,7 @@ def dense(
     expect.kind(optax.GradientTransformation, direction=direction)
     expect.rates(weight_decay=weight_decay)
     expect.clip(clip_grad_norm)
+    expect.by_group(expect.rates, step_scale=step_scale)
     expect.aggregate(aggregate)
     if _slope(direction) < 0:
         raise ValueError(
@@ -86,8 +90,11 @@ def dense(
         grads = jax.tree.map(lambda g: g * scale, merged)
         d, shared = direction.update(grads, shared, params)
         lr = rate(learning_rate, step)
-        updates = jax.tree.map(lambda d, theta: -lr * (d + weight_decay * theta), d, params)
-        return updates, shared
+
+        def update(path: KeyPath, d: jax.Array, theta: jax.Array) -> Any:
+            return -lr * scaled(step_scale, path, d + weight_decay * theta)
+
+        return jax.tree.map_with_path(update, d, params), shared
 
     def areas(params: Tree) -> Tree:
         return jax.tree.map(lambda _: 0, params)
@@ -147,20 +154,16 @@ def adamw(
 
         m, v    = Adam's moments of g, which decay by betas, bias-corrected
         d       = m / (sqrt(v) + eps)
-        d      <- d * step_scale[group]                         as in `muon`
 
     References:
       Loshchilov, Hutter, Decoupled Weight Decay Regularization, https://arxiv.org/abs/1711.05101
     """
-    expect.by_group(expect.rates, step_scale=step_scale)
-    direction = adam(betas, eps)
-    if step_scale:
-        direction = optax.chain(direction, optax.stateless(partial(_scaled, step_scale)))
     return dense(
         learning_rate,
-        direction,
+        adam(betas, eps),
         weight_decay=weight_decay,
         clip_grad_norm=clip_grad_norm,
+        step_scale=step_scale,
         aggregate=aggregate,
     )
 
@@ -191,6 +194,7 @@ def sgd(
     nesterov: bool = False,
     weight_decay: float = 0.0,
     clip_grad_norm: float | None = None,
+    step_scale: Mapping[str, float] = {},
     aggregate: AggregateFn = mean,
 ) -> Optimizer:
     """Return SGD on the mean of all present peers' gradients.
@@ -215,6 +219,7 @@ def sgd(
         optax.trace(momentum, nesterov) if has_momentum else optax.identity(),
         weight_decay=weight_decay,
         clip_grad_norm=clip_grad_norm,
+        step_scale=step_scale,
         aggregate=aggregate,
     )
 
@@ -239,7 +244,7 @@ def muon(  # noqa: PLR0913 - Adam's settings are among them
     eps: float,
     weight_decay: float,
     clip_grad_norm: float | None = None,
-    step_scale: Mapping[str, float],
+    step_scale: Mapping[str, float] = {},
     stacked: tuple[str, ...] = (),
     aggregate: AggregateFn = mean,
 ) -> Optimizer:
@@ -249,19 +254,16 @@ def muon(  # noqa: PLR0913 - Adam's settings are among them
 
         m      <- momentum * m + g;  d = O(g + momentum * m)        matrices of layers
         d       = Adam's direction of g                             embeddings, head, norms
-        d      <- d * step_scale[group]
 
     with O(.) the nearest orthogonal matrix, scaled to an rms of about 1 (`orthogonal`): as long a
     step as a sign's, so that step_scale means what it means in AdaDistro.
 
-    A group is a top-level name of the params, such as "layers"; its step_scale is 1 where it is not
-    named. Leaves of the groups in `stacked` carry a leading layer axis.
+    Leaves of the groups in `stacked` carry a leading layer axis.
 
     References:
       Jordan et al., Muon: An optimizer for hidden layers, https://kellerjordan.github.io/posts/muon/
     """
     expect.decay("momentum", momentum)
-    expect.by_group(expect.rates, step_scale=step_scale)
     expect.groups(stacked=stacked)
     moments = adam(betas, eps)
 
@@ -287,24 +289,16 @@ def muon(  # noqa: PLR0913 - Adam's settings are among them
         others, adam = moments.update(rest, state.adam)
         directions = orthogonals | others
         nested = jax.tree.map_with_path(lambda path, _: directions[_dotted(path)], grads)
-        return _scaled(step_scale, nested), MuonState(adam, trace)
+        return nested, MuonState(adam, trace)
 
     return dense(
         learning_rate,
         optax.GradientTransformation(init, update),
         weight_decay=weight_decay,
         clip_grad_norm=clip_grad_norm,
+        step_scale=step_scale,
         aggregate=aggregate,
     )
-
-
-def _scaled(step_scale: Mapping[str, float], tree: Tree, params: Tree | None = None) -> Tree:
-    """Return directions times the factors of their groups."""
-
-    def scaled(path: KeyPath, d: jax.Array) -> jax.Array:
-        return d * step_scale.get(group_of(path) or "", 1.0)
-
-    return jax.tree.map_with_path(scaled, tree)
 
 
 def _dotted(path: KeyPath) -> str:

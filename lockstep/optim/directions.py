@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from lockstep.optim import expect
-from lockstep.optim.optimizer import KeyPath, group_of
+from lockstep.optim.optimizer import KeyPath, group_of, scaled
 
 UNIT = 2.0**24  # the unit of `Sized.length`: a norm of many large numbers exceeds float32
 
@@ -94,7 +95,7 @@ def orthogonal(x: jax.Array) -> jax.Array:
 
 @dataclass(frozen=True)
 class StepDirection:
-    """The direction and the length of each parameter's step.
+    """The direction and the length of each parameter's step, of its weight decay too.
 
     Attributes:
       update: "sign"; or "orthogonal" for the matrices of layers, and the sign for the rest.
@@ -117,9 +118,9 @@ class StepDirection:
         matrices = group_of(path) in self.stacked and x.ndim > 2
         return orthogonal(x) if matrices and self.update == "orthogonal" else jnp.sign(x)
 
-    def scale_of(self, path: KeyPath) -> float:
-        """Return the factor of the steps of the parameter at `path`."""
-        return self.scale.get(group_of(path) or "", 1.0)
+    def scaled(self, path: KeyPath, step: Any) -> Any:
+        """Return a step of the parameter at `path`, times the factor of its group."""
+        return scaled(self.scale, path, step)
 
     @property
     def dtype(self) -> type:

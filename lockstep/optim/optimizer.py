@@ -1,6 +1,6 @@
 """The interface of optimizers: seven pure functions over two states."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -197,6 +197,12 @@ def rate(learning_rate: optax.ScalarOrSchedule, step: jax.Array) -> Any:
 def group_of(path: KeyPath) -> str | None:
     """Return the top-level name of a parameter."""
     return getattr(path[0], "key", None) if path else None
+
+
+def scaled(step_scale: Mapping[str, float], path: KeyPath, step: Any) -> Any:
+    """Return a step of the parameter at `path`, times the factor of its group: 1 if not named."""
+    factor = step_scale.get(group_of(path) or "", 1.0)
+    return step if factor == 1.0 else step * factor
 
 
 def clip_scale(grads: Tree, max_norm: float | None) -> jax.Array | float:

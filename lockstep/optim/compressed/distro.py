@@ -37,7 +37,7 @@ class CompressedMomentum:
         on its way into `delta` as well as the step.
       compressor: Chooses the coefficients to send.
       compression_decay: Decay of delta per round, in [0, 1].
-      weight_decay: Decoupled weight decay, per unit of learning rate.
+      weight_decay: Decoupled weight decay, per unit of a parameter's own step size.
       clip_grad_norm: Largest global L2 norm of a peer's gradient; None or 0 for no clipping.
       direction: Direction and length of each parameter's step.
       aggregate: Takes the place of the mean over the peers that sent a coefficient.
@@ -104,21 +104,21 @@ class CompressedMomentum:
         """Return the params after a step in which all peers' deltas equal this one."""
 
         def stepped(path: KeyPath, theta: jax.Array, delta: jax.Array) -> Any:
-            lr = self.rate(step - 1) * self.direction.scale_of(path)
+            lr = self.direction.scaled(path, self.rate(step - 1))
             return theta - lr * self.direction(path, self.compressor.decode(path, delta))
 
         return jax.tree.map_with_path(stepped, params, delta)
 
     def decay(self, step: jax.Array) -> Any:
-        """Return the share of every weight that is removed in a step."""
+        """Return the share of a weight that is removed in a step, where its group has scale 1."""
         return self.rate(step) * self.weight_decay
 
     def updates(self, params: Tree, directions: Tree, decay: Any, step: jax.Array) -> Tree:
-        """Return -(lr(step) * direction + decay * theta)."""
+        """Return -scale[group] * (lr(step) * direction + decay * theta)."""
 
         def update(path: KeyPath, theta: jax.Array, d: jax.Array) -> Any:
-            lr = self.rate(step) * self.direction.scale_of(path)
-            return -(lr * d + decay * theta)
+            lr, share = (self.direction.scaled(path, x) for x in (self.rate(step), decay))
+            return -(lr * d + share * theta)
 
         return jax.tree.map_with_path(update, params, directions)
 

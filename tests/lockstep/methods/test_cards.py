@@ -3,6 +3,8 @@
 import inspect
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from pydantic import TypeAdapter
 
@@ -17,6 +19,7 @@ from lockstep.optim.compressed.compressor import SomeBlocks
 from lockstep.tables.variant import variants_of
 from pipeline import runfile
 from tests import tiny
+from tests.lockstep.optim.compiled import Peers
 
 GROUPS = ("embed", "layers", "norm", "lm_head")
 
@@ -48,6 +51,26 @@ def test_a_card_is_a_whole_table_that_can_be_built(name):
     card = CARDS[name]
     table = TypeAdapter(AnyOptimizer).validate_python({card.tag: card.settings})
     assert build(table, setting(), GROUPS).inner_steps == card.local_steps == table.steps_of_a_round
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_every_method_has_steps_by_group(name):
+    card, params = CARDS[name], {group: jnp.zeros((8, 6)) for group in "ab"}
+    moved = []
+    for scale in ({}, {"b": 0.5}):
+        settings = card.settings | {"step_scale": scale}
+        if "inner" in card.settings:
+            ((inner, own),) = card.settings["inner"].items()
+            settings = card.settings | {"inner": {inner: own | {"step_scale": scale}}}
+        table = TypeAdapter(AnyOptimizer).validate_python({card.tag: settings})
+        peers = Peers(build(table, setting(), "ab"), params)
+        for step in range(table.steps_of_a_round):
+            grads = jax.tree.map(jnp.cos, {"a": 1e-3 + params["a"], "b": params["b"] - step})
+            peers.accumulate(0, grads, 1)
+        moved.append(peers.receive([peers.send(0, 1)], 1))
+    assert float(jnp.abs(moved[0]["b"]).max()) > 0
+    np.testing.assert_array_equal(moved[0]["a"], moved[1]["a"])
+    np.testing.assert_allclose(0.5 * moved[0]["b"], moved[1]["b"], rtol=0.05)  # decay of its drift
 
 
 @pytest.mark.parametrize("name", CARDS)

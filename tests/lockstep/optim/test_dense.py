@@ -43,12 +43,14 @@ def test_a_direction_goes_up_and_a_whole_optimizer_down(whole):
     local_steps(from_optax(whole), sgd(1.0), inner_steps=2)
 
 
-def test_the_steps_of_adamw_are_scaled_by_group_and_no_bit_of_them_where_none_is_named():
+@pytest.mark.parametrize("make", [lambda **settings: adamw(RATE, **settings),
+                                  lambda betas, eps, **rest: sgd(RATE, **rest)])  # fmt: skip
+def test_steps_and_weight_decay_are_scaled_by_group(make):
     rng = np.random.default_rng(1)
     params = jax.tree.map(lambda shape: rng.normal(size=shape).astype(np.float32), SHAPES,
                           is_leaf=lambda x: isinstance(x, tuple))  # fmt: skip
-    settings = {"betas": (0.8, 0.95), "eps": 1e-8, "weight_decay": 0.0}
-    plain, by_group = (Peers(adamw(RATE, **settings, **scale), params)
+    settings = {"betas": (0.8, 0.95), "eps": 1e-8, "weight_decay": 0.1}
+    plain, by_group = (Peers(make(**settings, **scale), params)
                        for scale in ({}, {"step_scale": SCALE}))  # fmt: skip
     grads = jax.tree.map(np.cos, params)
     found, scaled = (peers.receive([grads], 1) for peers in (plain, by_group))
@@ -116,8 +118,8 @@ def test_every_step_of_muon_is_the_equations():
                 d = np.stack([orthogonal(x) for x in seen[-1] + SETTINGS["momentum"] * momentum])
             else:
                 d = adam(seen)
-            d = d * SCALE.get(names[0], 1.0)
-            return theta - RATE * (d + SETTINGS["weight_decay"] * theta)
+            d = d + SETTINGS["weight_decay"] * theta
+            return theta - RATE * SCALE.get(names[0], 1.0) * d
 
         expected = jax.tree.map_with_path(move, expected)
         jax.tree.map(

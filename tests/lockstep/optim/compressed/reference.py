@@ -81,7 +81,7 @@ class Distro:
         sent: list[list[np.ndarray]] = []
         totals = [np.zeros(self.theta[cut].size) for cut in cuts]
         senders = [np.zeros(self.theta[cut].size) for cut in cuts]
-        self.theta = self.theta * (1 - lr * wd)
+        self.theta = self.theta * (1 - lr * self.settings["scale"] * wd)
         for peer, grad in enumerate(grads.astype(np.float64)):
             if max_norm:
                 grad = grad * min(1.0, max_norm / (np.sqrt((grad**2).sum()) + 1e-6))

@@ -107,8 +107,8 @@ def expect_like_reference(shape, settings, peers, grads_of):
             scale = np.abs(reference.delta).max() + np.abs(reference.own_results).max()
             np.testing.assert_allclose(delta, reference.delta[peer], rtol=1e-6, atol=1e-6 * scale)
         sure = sign_is_sure(reference.applied)
-        moved = np.asarray(all_peers.params["w"]) - before * (1 - lr(step) * settings["wd"])
-        expected = reference.theta - before * (1 - lr(step) * settings["wd"])
+        decayed = before * (1 - lr(step) * settings.get("scale", 1.0) * settings["wd"])
+        moved, expected = np.asarray(all_peers.params["w"]) - decayed, reference.theta - decayed
         np.testing.assert_allclose(moved[sure], expected[sure], rtol=1e-6, atol=1e-6)
         reference.theta = np.asarray(all_peers.params["w"], np.float64)
 
@@ -133,17 +133,18 @@ def test_ties_and_zeros_follow_the_equations(peers):
     expect_like_reference((6, 8), settings, peers, lambda rng, size: np.zeros(size))
 
 
-def test_a_group_has_its_own_step():
-    params = {"a": jnp.zeros((8, 8)), "b": jnp.zeros((8, 8))}
+def test_a_group_has_its_own_step_and_weight_decay():
+    params = {"a": jnp.full((8, 8), -4.0), "b": jnp.full((8, 8), -4.0)}
     direction = StepDirection(scale={"a": 0.5})
     peers = Peers(
-        distro(CompressedMomentum(lr, Compressor(3, 8, True), 0.9, direction=direction)), params
+        distro(CompressedMomentum(lr, Compressor(3, 8, True), 0.9, 0.1, direction=direction)),
+        params,
     )
     peers.accumulate(
         0, jax.tree.map(lambda p: jax.random.normal(jax.random.key(0), p.shape), params), 1
     )
     updates = peers.receive([peers.send(0, 1)], 1)
-    assert [float(jnp.abs(updates[name]).max()) for name in "ab"] == pytest.approx([0.0025, 0.005])
+    assert [float(jnp.abs(updates[name]).max()) for name in "ab"] == pytest.approx([0.0035, 0.007])
 
 
 # ---- Blocks of zeros ----
