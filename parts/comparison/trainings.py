@@ -106,7 +106,8 @@ def card_of_method(compare: Compare, name: str, values: Mapping[str, float]) -> 
     """
     method, place = compare.methods[name], dotted(("methods", name))
     card = CARDS[method.recipe]
-    settings = copy.deepcopy(card.settings | method.settings)
+    kept = {key: value for key, value in card.settings.items() if key not in method.without}
+    settings = copy.deepcopy(kept | method.settings)
     for key, value in values.items():
         if key != search.RATE:
             *tables, last = key.split(".")
