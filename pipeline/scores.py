@@ -5,9 +5,13 @@ interval, which stays within 0 and 1 and holds for small n:
 
   (p + z²/2n ± z sqrt(p (1 - p)/n + z²/4n²)) / (1 + z²/n),  z = 1.96
 
+Where documents are alike in clusters, its standard error s is larger than that of n independent
+ones, and n is the number that would have it: 1 + p (1 - p)/s² (Korn and Graubard, Survey
+Methodology 24, 1998).
 For any other number with a standard error s it is the number ± z s.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -36,8 +40,8 @@ class TaskResult(NamedTuple):
     source: str
 
 
-def wilson(share: float, count: int) -> tuple[float, float]:
-    """Return Wilson's 95 % interval of a share of `count` documents."""
+def wilson(share: float, count: float) -> tuple[float, float]:
+    """Return Wilson's 95 % interval of a share of `count` independent documents."""
     centre = share + Z**2 / (2 * count)
     half = Z * (share * (1 - share) / count + Z**2 / (4 * count**2)) ** 0.5
     scale = 1 + Z**2 / count
@@ -48,7 +52,8 @@ def interval(result: TaskResult, metric: str) -> tuple[float, float] | None:
     """Return the 95 % interval of a result's metric, or None if its error is unknown."""
     value, stderr = result.metrics[metric]
     if metric.startswith(SHARES) and 0 <= value <= 1:
-        return wilson(value, result.documents)
+        count = 1 + value * (1 - value) / stderr**2 if stderr else math.inf
+        return wilson(value, min(count, result.documents))
     return None if stderr is None else (value - Z * stderr, value + Z * stderr)
 
 

@@ -25,12 +25,13 @@ class Question(NamedTuple):
     """Lines of a text, four lines that may come next, and which of them does.
 
     The break before the line belongs to the choices: what ends in white space is cut into other
-    tokens than the whole text.
+    tokens than the whole text. Questions of one document are alike.
     """
 
     context: str
     choices: tuple[str, ...]
     answer: int
+    document: int
 
 
 class _Line(NamedTuple):
@@ -100,9 +101,8 @@ def _question(line: _Line, others: list[_Line], draw: int) -> Question | None:
         return None
     answer = draw % CHOICES
     choices.insert(answer, line.text)
-    return Question(
-        line.context, tuple(f"\n{line.indentation}{choice}" for choice in choices), answer
-    )
+    texts = tuple(f"\n{line.indentation}{choice}" for choice in choices)
+    return Question(line.context, texts, answer, line.document)
 
 
 def _draw(seed: int, *texts: str) -> str:

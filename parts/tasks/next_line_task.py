@@ -122,9 +122,10 @@ def ask(questions: Iterable[Question], model: TaskModel, count: int) -> AskedQue
 
 
 def metrics(questions: Sequence[Question], scores: Scores) -> dict[str, Metric]:
-    """Return the shares of right answers, and their standard errors over questions."""
+    """Return the shares of right answers, and their standard errors by documents."""
     bytes_NC = np.array([[len(c.encode()) for c in q.choices] for q in questions])
     answers_N = np.array([question.answer for question in questions])
+    documents_N = np.array([question.document for question in questions])
     chosen = {
         "acc_mutual_info": scores.after_NC - scores.alone_NC,
         "acc": scores.after_NC,
@@ -132,8 +133,8 @@ def metrics(questions: Sequence[Question], scores: Scores) -> dict[str, Metric]:
     }
     shares = {}
     for name, x_NC in chosen.items():
-        share = float(np.mean(x_NC.argmax(axis=1) == answers_N))
-        shares[name] = Metric(share, (share * (1 - share) / (len(answers_N) - 1)) ** 0.5)
+        right_N = x_NC.argmax(axis=1) == answers_N
+        shares[name] = Metric(*held_out.mean_of(right_N, documents_N=documents_N))
     return shares
 
 

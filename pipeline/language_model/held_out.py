@@ -53,8 +53,8 @@ class HeldOutRows(NamedTuple):
 class MeanLoss(NamedTuple):
     """A mean of row losses, in nats per predicted token that counts.
 
-    Its standard error is that of rows which are drawn independently from all such text, and None of
-    a single row. Rows of one document are alike, so the error of new documents is larger.
+    Its standard error is that of stretches of the split or of documents, whose rows are alike, and
+    None of a single one.
     """
 
     mean: float
@@ -111,14 +111,26 @@ def read(run: runfile.Run, shards: Path) -> HeldOutRows:
     return HeldOutRows(rows_NW, listed.columns, indices_N, len(chosen))
 
 
-def mean_of(losses_N: np.ndarray, weights_N: np.ndarray | None = None) -> MeanLoss:
-    """Return the weighted mean of row losses m, and its standard error.
+def mean_of(
+    losses_N: np.ndarray,
+    weights_N: np.ndarray | None = None,
+    documents_N: np.ndarray | None = None,
+) -> MeanLoss:
+    """Return the weighted mean m of row losses, and its standard error by clusters of rows.
 
-    stderr = sqrt(N / (N - 1) * sum((w * (loss - m))^2)) / sum(w), for equal weights the standard
-    deviation over sqrt(N), and for others the usual estimate for a ratio of sums (Cochran,
-    Sampling Techniques, 1977, 2.11).
+    stderr = sqrt(G / (G - 1) * sum_g (sum_{n in g} w_n * (loss_n - m))^2) / sum_n w_n
 
-    Weights are what counts in each row, None where they are equal. N is at least 1.
+    Rows of one text are alike, and only the G clusters g are taken as independent: a
+    cluster-robust standard error (Cameron and Miller, A Practitioner's Guide to Cluster-Robust
+    Inference, J. Human Resources 50 (2015), for the mean; Cochran, Sampling Techniques, 1977, 2.11,
+    for a ratio of sums).
+
+    Args:
+      losses_N: of at least one row, in the order of the split.
+      weights_N: what counts in each row; None where they are equal.
+      documents_N: number of the document that each row is of, the cluster; by default clusters are
+        stretches of sqrt(N) neighbours, the batch means of Flegal and Jones (Annals of Statistics
+        38, 2010).
 
     Raises:
       LockstepError: Nothing counts in any row.
@@ -131,11 +143,14 @@ def mean_of(losses_N: np.ndarray, weights_N: np.ndarray | None = None) -> MeanLo
             "something to predict"
         )
     mean = float(np.average(losses_N, weights=weights_N))
-    count, apart_N = len(losses_N), weights_N * (losses_N - mean)
-    if count == 1:
+    if documents_N is None:
+        documents_N = np.arange(len(losses_N)) // math.isqrt(len(losses_N))
+    cluster_N = np.unique(documents_N, return_inverse=True)[1]
+    apart_G = np.bincount(cluster_N, weights_N * (losses_N - mean))
+    if (count := len(apart_G)) == 1:
         return MeanLoss(mean, None)
     # fsum, since the digits of a product by BLAS differ between kinds of CPU
-    error = math.sqrt(count / (count - 1) * math.fsum(apart_N**2)) / float(weights_N.sum())
+    error = math.sqrt(count / (count - 1) * math.fsum(apart_G**2)) / float(weights_N.sum())
     return MeanLoss(mean, error)
 
 

@@ -1,5 +1,6 @@
 """next_line asked of a model: the held-out text, requests, and the shares of right answers."""
 
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,9 +21,9 @@ from tests.pipeline.tokens.shards_folder import rows_of, shards_folder
 BEGINNING = 0
 QUESTIONS = [
     Question(
-        "def f(x):", ("\n    return x", "\n    return 1 + x", "\n    pass  # x", "\n    x"), 1
+        "def f(x):", ("\n    return x", "\n    return 1 + x", "\n    pass  # x", "\n    x"), 1, 0
     ),
-    Question("a = 1", ("\nb = 2", "\nc = 3", "\nd = \u00e9", "\ne = 5 * a"), 0),
+    Question("a = 1", ("\nb = 2", "\nc = 3", "\nd = \u00e9", "\ne = 5 * a"), 0, 1),
 ]
 
 
@@ -75,15 +76,28 @@ def test_each_metric_chooses_by_its_own_rule():
     after, alone = [-4.0, -6.0, -5.0, -9.0], [-4.0, -6.0, -9.0, -9.5]
     best = {"acc": 0, "acc_bytes": 1, "acc_mutual_info": 2}
     for answer in range(4):
-        asked = [Question("context", texts, answer)] * 2
+        asked = [Question("context", texts, answer, 0)] * 2
         scores = Scores(np.array([after] * 2), np.array([alone] * 2))
         metrics = next_line_task.metrics(asked, scores)
         found = {name: metric.value for name, metric in metrics.items()}
         assert found == {name: float(place == answer) for name, place in best.items()}
 
 
+def test_questions_of_one_document_count_as_one_for_the_standard_error():
+    """Ten documents of twenty questions, answered alike: the error is that of ten, not of 200."""
+    asked = [Question("context", ("a", "b", "c", "d"), 0, n // 20) for n in range(200)]
+    right_N = np.arange(200) // 20 < 4
+    after_NC = np.where(right_N[:, None], [0.0, -1, -1, -1], [-1.0, 0, -1, -1])
+    metric = next_line_task.metrics(asked, Scores(after_NC, np.zeros((200, 4))))["acc"]
+    assert metric.value == pytest.approx(0.4)
+    assert metric.stderr == pytest.approx(math.sqrt(0.4 * 0.6 / 9))
+    alone = [question._replace(document=n) for n, question in enumerate(asked)]
+    metric = next_line_task.metrics(alone, Scores(after_NC, np.zeros((200, 4))))["acc"]
+    assert metric.stderr == pytest.approx(math.sqrt(0.4 * 0.6 / 199))
+
+
 def test_bytes_are_counted_not_characters():
-    asked = [Question("context", ("\n" + "\u00e9" * 8, "\n" + "a" * 10, "\nb", "\nc"), 0)] * 2
+    asked = [Question("context", ("\n" + "\u00e9" * 8, "\n" + "a" * 10, "\nb", "\nc"), 0, 0)] * 2
     scores = Scores(np.array([[-12.0, -11.0, -9.0, -9.0]] * 2), np.zeros((2, 4)))
     # by 9 characters the first would lose to the second, by 17 bytes it wins
     assert next_line_task.metrics(asked, scores)["acc_bytes"].value == 1
@@ -156,7 +170,7 @@ def test_where_nothing_is_held_out_or_rows_are_not_tokens_alone_there_are_no_doc
 def test_it_asks_about_the_line_break_where_a_token_joins_it_to_the_context():
     tokenizer = joining_tokenizer()
     model = SimpleNamespace(tokenizer=tokenizer, beginning=0, context=64)
-    question = Question(CONTEXT, ("\n    if a:", "\n    return a", "\n    x = 1", "\n    b"), 1)
+    question = Question(CONTEXT, ("\n    if a:", "\n    return a", "\n    x = 1", "\n    b"), 1, 0)
     asked = next_line_task.ask([question], model, 1)
     for (before, after), choice in zip(asked.requests[:4], question.choices, strict=True):
         assert tokenizer.decode([*before, *after]) == CONTEXT + choice
