@@ -10,6 +10,7 @@ from pathlib import Path
 from lockstep.files import write_bytes
 from parts.comparison import written
 from parts.comparison.results_table import Row
+from parts.comparison.search import Found
 from pipeline.stage.keys import PROJECT
 
 CURVES = PROJECT / "benchmarks/methods.curves.csv"
@@ -37,7 +38,9 @@ def rows(curves: Path = CURVES) -> list[Row]:
                 seeds[name].setdefault(seed, []).append(point)
     methods = tomllib.loads(COMPARED.read_text())["methods"]
     found = [
-        Row(name, methods[name]["label"], "none", 1, {}, tuple(map(_ended, by_seed.values())))
+        Row(
+            name, methods[name]["label"], "none", 1, Found({}), tuple(map(_ended, by_seed.values()))
+        )
         for name, by_seed in seeds.items()
     ]
     return sorted(found, key=lambda row: row.mean)

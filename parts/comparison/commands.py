@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 TrainKeys = dict[tuple[object, ...], str]  # of stage train, by what of a training decides it
+NOT_NEEDED = {"status": "not needed", "loss": None}  # of a training after a search's end
 OF_THE_PEAK = 0.5  # of the speed of a matrix product, about what a training reaches on a CPU
 
 
@@ -84,7 +85,9 @@ def _plan(file: Path, path: Path) -> None:
         plan[name] = {**job._asdict(), "needs": needs}
     write_sealed(path, {"trainings": plan})
     left = sum(not plan_file.result_path(name).is_file() for name in plan)
-    print(f"compare: {len(plan)} trainings of {comparison.tokens:,} tokens, {left} of them to do")
+    most = "at most " if comparison.tuning.trainings > 1 else ""
+    count = f"{most}{len(plan)} trainings of {comparison.tokens:,} tokens"
+    print(f"compare: {count}, {left} of them to do")
     if left:
         print(f"compare: {_hours(changed(base, comparison), left * comparison.tokens)}")
 
@@ -142,14 +145,18 @@ def _hours(base: "Run", tokens: int) -> str:
     )
 
 
-def _document(comparison: "Compare", base: "Run", entry: dict[str, Any]) -> dict[str, Any]:
-    """Return the run file of a planned training, decided by the results that it needs."""
+def _document(comparison: "Compare", base: "Run", entry: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the run file of a planned training, decided by the results that it needs.
+
+    None: the search is over before it.
+    """
     from parts.comparison import ended
     from parts.comparison.trainings import PlannedTraining, decided, document
 
     training = PlannedTraining.in_plan(entry)
     before = [ended.read(plan_file.result_path(need)) for need in entry["needs"]]
-    return document(comparison, base, training, decided(comparison, training, before))
+    found = decided(comparison, training, before)
+    return None if found is None else document(comparison, base, training, found)
 
 
 def _train(file: Path, path: Path, name: str) -> None:
@@ -168,9 +175,12 @@ def _train(file: Path, path: Path, name: str) -> None:
             f"{path}: {name} would now be {today}, expected {file} and what it names as planned; "
             "repeat the command"
         )
-    result = train.trained(_document(comparison, base, entry))
-    loss = "diverged" if result["loss"] is None else f"held-out loss {result['loss']:.3f}"
-    print(f"compare: {job.label}: {loss}", flush=True)
+    if (tables := _document(comparison, base, entry)) is None:
+        result, came = NOT_NEEDED, "not needed, the best is bracketed"
+    else:
+        result = train.trained(tables)
+        came = "diverged" if result["loss"] is None else f"held-out loss {result['loss']:.3f}"
+    print(f"compare: {job.label}: {came}", flush=True)
     write_sealed(plan_file.result_path(name), result)
 
 
@@ -183,9 +193,10 @@ def _write_run_files(file: Path, path: Path, folder: Path) -> None:
         if other.stem not in plan:  # who trains all files of the folder would train it
             raise LockstepError(f"{other}: not of this plan, expected a folder without others")
     known = {
-        name: _document(comparison, base, entry)
+        name: tables
         for name, entry in plan.items()
         if all(plan_file.result_path(need).is_file() for need in entry["needs"])
+        and (tables := _document(comparison, base, entry)) is not None
     }
     for name, tables in known.items():
         write_named(folder / f"{name}.toml", text(tables))

@@ -53,8 +53,8 @@ class Method(Table):
     grace: NotNegative | None = None
     """With a failure, `grace_seconds` as a multiple of what a round takes without one."""
     search: Annotated[dict[str, NotNegative], Field(min_length=1)]
-    """What is tuned, by key, and the value to begin with: `rate`, the base learning rate, and keys
-    of the settings, as `outer_momentum` or `inner.Muon.step_scale.layers`."""
+    """What is tuned, one key after the other, and the value to begin with: `rate`, the base
+    learning rate, and keys of the settings, as `outer_momentum` or `step_scale.layers`."""
 
     @model_validator(mode="after")
     def _can_be_compared(self) -> "Method":
@@ -108,7 +108,7 @@ class Tuning(Table):
     seed: U8
     """Seed of its trainings, which is not scored."""
     trainings: Count = 1
-    """Trainings of each method; with 1 its values are stated, and nothing is trained."""
+    """Trainings of each method at most; with 1 its values are stated, and nothing is trained."""
 
 
 class Compare(Table):

@@ -11,7 +11,8 @@ from lockstep.machine.progress import size
 from parts.comparison.compare_file import NO_FAILURE, Compare
 from parts.comparison.ended import TRAINED
 from parts.comparison.pairs import Difference, differences
-from parts.comparison.trainings import Ended, PlannedTraining, card_of_method, decided, needed
+from parts.comparison.search import Found, found
+from parts.comparison.trainings import Ended, PlannedTraining, card_of_method, trials, tried
 from pipeline.audit.verdict_text import measured_on
 
 
@@ -22,7 +23,7 @@ class Row(NamedTuple):
     label: str  # what people call it
     failure: str  # what went wrong, or `none`
     local_steps: int  # its local steps of a round
-    values: Mapping[str, float]  # of what was searched, the learning rate among them
+    found: Found  # by its search: the values that its seeds were trained with
     seeds: tuple[Ended, ...]  # what came of its seeds, those that diverged included
 
     @property
@@ -112,11 +113,11 @@ def rows(compare: Compare, results: Mapping[PlannedTraining, Ended]) -> list[Row
         group = []
         for name, method in compare.methods.items():
             seeds = [PlannedTraining(name, None, seed, failure) for seed in compare.seeds]
-            before = [results[t] for t in needed(compare, seeds[0]._replace(failure=NO_FAILURE))]
-            values = decided(compare, seeds[0]._replace(failure=NO_FAILURE), before).values
-            seed_results = tuple(results[t] for t in seeds)
-            steps = card_of_method(compare, name, values).local_steps
-            group.append(Row(name, method.label or name, failure, steps, values, seed_results))
+            before = [results[t] for t in trials(compare, name)]
+            best = found(method.search, tried(compare, name, before))
+            steps = card_of_method(compare, name, best.values).local_steps
+            ended = tuple(results[t] for t in seeds)
+            group.append(Row(name, method.label or name, failure, steps, best, ended))
         table += sorted(group, key=lambda row: row.mean)
     return table
 
@@ -174,7 +175,11 @@ def record(compare: Compare, row: Row, table: Sequence[Row]) -> dict[str, Any]:
         "method": row.method,
         "failure": row.failure,
         "this_project": compare.methods[row.method].ours,
-        **{f"tuned_{key}": value for key, value in row.values.items()},
+        **{
+            f"{'tuned' if key in row.found.tuned else 'stated'}_{key}": value
+            for key, value in row.found.values.items()
+        },
+        "edge": " ".join(row.found.edges),
         "seeds": len(row.seeds),
         "diverged": len(row.seeds) - len(row.losses),
         "loss": None if math.isinf(row.mean) else row.mean,
@@ -212,9 +217,11 @@ def made_of(compare: Compare, table: Sequence[Row], code: str) -> str:
     count = compare.tuning.trainings
     search = "The values of each method are stated, not tuned."
     if count > 1:
-        search = f"Each method was tuned by {count} trainings, each where the ones before it point "
-        search += f"(search.py), with seed {compare.tuning.seed} on held-out rows that are not "
-        search += "scored."
+        search = (
+            f"Each method was tuned by at most {count} trainings, until the double and the half "
+        )
+        search += "of each value were no better (search.py); an edge: of which that was not tried. "
+        search += f"They have seed {compare.tuning.seed} and held-out rows that are not scored."
     return (
         f"{trained} tokens a training{ratio}, of {compare.base}. {search} Scored with "
         f"seeds {', '.join(map(str, compare.seeds))}, the same for all methods; a seed draws "
@@ -266,7 +273,8 @@ GOAL = "tokens to a loss"
 def _cells(row: Row, numbers: Mapping[str, Any], behind: Difference | None) -> dict[str, str]:
     """Return a row's cells by the heads above them."""
     return {
-        "tuned": ", ".join(f"{key} {value:g}" for key, value in row.values.items()),
+        "tuned": _values(row.found, row.found.tuned),
+        "stated": _values(row.found, [k for k in row.found.values if k not in row.found.tuned]),
         "held-out loss": _loss(row),
         "behind the first": "–" if behind is None else str(behind),
         GOAL: _or_dash(numbers["tokens_to_goal"], "{:,.0f}".format),
@@ -283,6 +291,11 @@ def _cells(row: Row, numbers: Mapping[str, Any], behind: Difference | None) -> d
         "tokens per second": _or_dash(numbers["tokens_per_second"], "{:,.0f}".format),
         "memory": _or_dash(numbers["peak_bytes"], size),
     }
+
+
+def _values(found: Found, keys: Sequence[str]) -> str:
+    edge = {key: " (edge)" for key in found.edges}
+    return ", ".join(f"{key} {found.values[key]:g}{edge.get(key, '')}" for key in keys) or "–"
 
 
 def _loss(row: Row) -> str:

@@ -1,19 +1,29 @@
-"""The search that every method gets: so many trainings, each where the ones before it point.
+"""The search that every method gets: one key after the other, until the best is bracketed.
 
-A point is by how many doublings each key differs from the method's start. The next one lies a step
-from the best so far, along the first key and side where nobody has been: a doubling, and when all
-of these are taken half of one, and so on. Keys whose values are near 1, as momenta, double by what
-they lack to it. So no range limits the values, and a method with more keys has no more trainings.
+A point is by how many doublings each key differs from the method's start. The best is bracketed in
+a key where its double and its half, all else equal, were tried and are not better. The search
+brackets the first key, the rate, then the next; where a later one moved the best, it goes round
+again. It ends when the best is bracketed in every key, or when the trainings are used up. Keys
+whose values are near 1, as momenta, double by what they lack to it. So no range limits the values.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 Point = tuple[float, ...]
 RATE = "rate"
-FINEST = 20  # halvings of a step
 NEAR_1 = ("momentum", "decay", "feedback", "mixing")  # how keys end whose values are, and below it
 BELOW_1 = ("share", "keep", "shrink_most")  # ... whose values are anywhere there
+
+
+class Found(NamedTuple):
+    """What a search found, or what was stated in its place."""
+
+    values: Mapping[str, float]  # the best, of all keys
+    tuned: Sequence[str] = ()  # the keys of which more than the start was tried
+    edges: Sequence[str] = ()  # those of them in which the best is not bracketed
+    tried: Sequence[Mapping[str, Any]] = ()  # values, loss, and whether it is the best, in order
 
 
 def limit(key: str) -> float:
@@ -35,17 +45,34 @@ def values(start: Mapping[str, float], point: Point) -> dict[str, float]:
     return {key: value(key, start[key], by) for key, by in zip(start, point, strict=True)}
 
 
-def next_point(start: Mapping[str, float], tried: Mapping[Point, float | None]) -> Point:
-    """Return the point after those tried, with their losses; None: the training diverged."""
+def next_point(start: Mapping[str, float], tried: Mapping[Point, float | None]) -> Point | None:
+    """Return the point after those tried, with their losses; None: the best is bracketed.
+
+    The loss of a training that diverged is None.
+    """
     if not tried:
         return (0.0,) * len(start)
-    best = best_point(tried)
-    return next(
-        point
-        for point in _around(best)
-        if point not in tried
-        and all(0.0 < value < limit(key) for key, value in values(start, point).items())
-    )
+    keys, (*before, last) = range(len(start)), tried
+    at = 0  # the key that is being bracketed: that of the last step
+    if before:
+        left = best_point({point: tried[point] for point in before})
+        at = next(number for number in keys if last[number] != left[number])
+    in_turn = (*keys[at:], *keys[:at])
+    return next((p for number in in_turn for p in _untried(start, tried, number)), None)
+
+
+def found(start: Mapping[str, float], tried: Mapping[Point, float | None]) -> Found:
+    """Return what a search found by the points it tried, with their losses."""
+    if not tried:
+        return Found(start)
+    best, keys = best_point(tried), list(enumerate(start))
+    tuned = [key for n, key in keys if len({point[n] for point in tried}) > 1]
+    edges = [key for n, key in keys if key in tuned and _untried(start, tried, n)]
+    lines = [
+        {**values(start, point), "loss": loss, "best": point == best}
+        for point, loss in tried.items()
+    ]
+    return Found(values(start, best), tuned, edges, lines)
 
 
 def best_point(tried: Mapping[Point, float | None]) -> Point:
@@ -60,12 +87,17 @@ def searched(
     """Return the points of a search that have been trained, in order, and their losses."""
     tried: dict[Point, float | None] = {}
     for loss in losses:
-        tried[next_point(start, tried)] = loss
+        if (point := next_point(start, tried)) is None:  # no more were needed
+            break
+        tried[point] = loss
     return tried
 
 
-def _around(point: Point) -> Iterator[Point]:
-    for halvings in range(FINEST):
-        for number in range(len(point)):
-            for step in (0.5**halvings, -(0.5**halvings)):
-                yield (*point[:number], point[number] + step, *point[number + 1 :])
+def _untried(
+    start: Mapping[str, float], tried: Mapping[Point, float | None], number: int
+) -> list[Point]:
+    """Return the best's neighbours along a key that were not tried, where its value may be."""
+    best, key = best_point(tried), [*start][number]
+    around = [(*best[:number], best[number] + by, *best[number + 1 :]) for by in (1.0, -1.0)]
+    free = [point for point in around if point not in tried]
+    return [p for p in free if 0.0 < value(key, start[key], p[number]) < limit(key)]

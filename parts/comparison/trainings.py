@@ -1,7 +1,8 @@
 """The trainings of a comparison: which there are, and the run file of each.
 
-A method is tuned by the trainings of a search, each of which needs the ones before it. Its seeds
-are trained at the best of them, and what goes wrong is measured by what a round took without it.
+A method is tuned by the trainings of a search, each of which needs the ones before it; those left
+when its best is bracketed are not done. Its seeds are trained at the best of them, and what goes
+wrong is measured by what a round took without it.
 So a training is named for what it depends on, and its file exists when it is done.
 """
 
@@ -84,18 +85,32 @@ class Decided(NamedTuple):
     round_seconds: float | None = None  # of a round without failures, where one is to be
 
 
-def decided(compare: Compare, training: PlannedTraining, results: Sequence[Ended]) -> Decided:
-    """Return what the results of the trainings that a training needs, in order, decide."""
+def tried(
+    compare: Compare, method: str, results: Sequence[Ended]
+) -> dict[search.Point, float | None]:
+    """Return what the search of a method tried, of results that begin with those of its trials."""
+    count = min(len(trials(compare, method)), len(results))
+    losses = [result["loss"] for result in results[:count]]
+    return search.searched(compare.methods[method].search, losses)
+
+
+def decided(
+    compare: Compare, training: PlannedTraining, results: Sequence[Ended]
+) -> Decided | None:
+    """Return what the results of the trainings that a training needs, in order, decide.
+
+    None: the search is over before this training of it.
+    """
     start = compare.methods[training.method].search
-    count = min(len(trials(compare, training.method)), len(results))
-    tried = search.searched(start, [result["loss"] for result in results[:count]])
-    if training.trial is not None or not tried:
-        point = search.next_point(start, tried)
-    else:
-        point = search.best_point(tried)
+    before = tried(compare, training.method, results)
+    values = search.found(start, before).values
+    if training.trial is not None:
+        if (point := search.next_point(start, before)) is None:
+            return None
+        values = search.values(start, point)
     plain = results[-1] if training.failure != NO_FAILURE else None
     seconds = plain["train_seconds"] / plain["rounds"] if plain and plain["loss"] else None
-    return Decided(search.values(start, point), seconds)
+    return Decided({**values}, seconds)
 
 
 def card_of_method(compare: Compare, name: str, values: Mapping[str, float]) -> Card:

@@ -36,7 +36,8 @@ from parts.comparison.results_table import (
 )
 from pipeline.pages.templates import fill
 
-ENDINGS = (".md", ".html", ".json", ".png", ".csv", ".seeds.csv", ".pairs.csv", ".curves.csv")
+CSV = (".csv", ".seeds.csv", ".pairs.csv", ".curves.csv", ".search.csv")
+ENDINGS = (".md", ".html", ".json", ".png", *CSV)
 OF_A_SEED = ("loss", "held_out_stderr", "tokens", TRAINED, "simulated_seconds", "key", "params")
 TEMPLATE = "methods.html.jinja"
 PANELS = (
@@ -61,6 +62,11 @@ def write(file: Path, compare: Compare, table: Sequence[Row], code: str) -> list
     results = list(_results(compare, table))
     seeds = [names | {name: seed.get(name) for name in OF_A_SEED} for names, seed in results]
     curves = [names | measure for names, seed in results for measure in seed.get("curve", ())]
+    search = [
+        {"method": row.method, "training": number, **one}
+        for row in plain_rows(table)
+        for number, one in enumerate(row.found.tried, start=1)
+    ]
     png = draw(plain_rows(table))
     files = [table_path(file, ending) for ending in ENDINGS]
     write_text(files[0], "\n".join(markdown(compare, table, code)) + "\n")
@@ -70,9 +76,9 @@ def write(file: Path, compare: Compare, table: Sequence[Row], code: str) -> list
     page = fill(TEMPLATE, made_of=made, plots=plots, tables=text, conclusions=last)
     write_text(files[1], page)
     written = {"file": name_of(file), "code": code, "rows": records, "seeds": seeds, "pairs": pairs}
-    write_json(files[2], written)
+    write_json(files[2], written | {"search": search})
     write_bytes(files[3], png)
-    for path, content in zip(files[4:], (records, seeds, pairs, curves), strict=True):
+    for path, content in zip(files[4:], (records, seeds, pairs, curves, search), strict=True):
         write_text(path, _csv(content))
     return files
 

@@ -4,6 +4,7 @@ from lockstep.tables.explain import validate
 from parts.comparison.compare_file import Compare
 from parts.comparison.ended import KEPT, TRAINED
 from parts.comparison.results_table import Row
+from parts.comparison.search import Found
 from pipeline import runfile
 from pipeline.stage.keys import PROJECT
 
@@ -43,4 +44,4 @@ def made(*losses: float | None, bytes_up: int = 10, seconds: float = 1.0) -> tup
 
 
 def row(name: str, *losses: float | None, bytes_up: int = 10) -> Row:
-    return Row(name, name, "none", 1, {"rate": 1e-3}, made(*losses, bytes_up=bytes_up))
+    return Row(name, name, "none", 1, Found({"rate": 1e-3}), made(*losses, bytes_up=bytes_up))

@@ -15,9 +15,8 @@ from typer.testing import CliRunner
 
 from lockstep.errors import LockstepError
 from lockstep.files import read_json
-from parts.comparison import commands, compare_file, plan_file, train, written
+from parts.comparison import commands, compare_file, plan_file, search, train, written
 from parts.comparison.ended import TRAINED
-from parts.comparison.search import best_point, next_point, searched, values
 from parts.comparison.trainings import (
     Decided,
     PlannedTraining,
@@ -87,27 +86,59 @@ def test_each_training_comes_after_those_that_decide_it():
     found = decided(compare, planned[-1], [result, made(5.0)[0], result])
     assert found == Decided({"rate": 1e-3}, 3.0)  # the second is worse
     assert decided(compare, planned[1], [result]).values == {"rate": 2e-3}
+    longer = compared(tuning={"seed": 9, "trainings": 4})
+    bracketed = [result, made(5.0)[0], made(None)[0]]
+    assert decided(longer, PlannedTraining("a", 3, 9), bracketed) is None
+    skipped = [*bracketed, {"loss": None}]
+    assert decided(longer, PlannedTraining("a", None, 3), skipped).values == {"rate": 1e-3}
     stated = compared(tuning={"seed": 9})
     assert [one.trial for one in trainings(stated)] == [None, None]
     assert decided(stated, PlannedTraining("a", None, 3), []) == Decided({"rate": 1e-3})
 
 
-def test_a_search_comes_near_the_best_of_several_keys_with_no_more_trainings_for_more_of_them():
+def losses_of_a_search(start: dict, loss, most: int) -> list:
+    """The losses of a search of at most so many trainings; None: one diverged."""
+    losses: list = []
+    while len(losses) < most:
+        if (point := search.next_point(start, search.searched(start, losses))) is None:
+            break
+        losses.append(loss(search.values(start, point)))
+    return losses
+
+
+def test_a_search_ends_where_twice_and_half_of_each_value_are_no_better():
+    """By hand: the rate goes 1, 2, 4, 8 (worse); layers 0.2 (worse), 0.05, 0.025 (worse); the
+    momentum 0.75 and 0 lacking 1 (no value); the rate again at the new layers, 8 and 2."""
     start = {"rate": 1.0, "step_scale.layers": 0.1, "outer_momentum": 0.5}
 
     def loss(at):
-        return abs(math.log2(at["rate"] / 4)) + abs(math.log2(at["step_scale.layers"] / 0.05))
+        far = abs(math.log2(at["rate"] / 4)) + abs(math.log2(at["step_scale.layers"] / 0.05))
+        return None if at["rate"] > 6 else far + at["outer_momentum"]
 
-    losses: list = []
-    for _ in range(12):
-        point = next_point(start, searched(start, losses))
-        at = values(start, point)
-        assert all(value > 0 for value in at.values()) and at["outer_momentum"] < 1
-        losses.append(None if at["rate"] > 10 else loss(at))
-    tried = searched(start, losses)
-    assert len(tried) == 12  # no point twice
-    assert values(start, best_point(tried)) == start | {"rate": 4.0, "step_scale.layers": 0.05}
-    assert {values(start, point)["outer_momentum"] for point in tried} >= {0.5, 0.75}
+    losses = losses_of_a_search(start, loss, 99)
+    tried = search.searched(
+        start, [*losses, None, None]
+    )  # what was not needed is no training of it
+    got = search.found(start, tried)
+    assert got.values == start | {"rate": 4.0, "step_scale.layers": 0.05}
+    assert (got.tuned, got.edges) == ([*start], []) and len(tried) == len(losses) == 10
+    assert [one["rate"] for one in got.tried] == [1, 2, 4, 8, 4, 4, 4, 4, 8, 2]
+    assert [one["best"] for one in got.tried].index(True) == 5
+    for key in start:
+        for factor in (0.5, 2.0):
+            if key != "outer_momentum":
+                assert (loss(got.values | {key: got.values[key] * factor}) or math.inf) > 0.5
+
+
+@pytest.mark.parametrize(("most", "edges"), [(1, []), (2, ["rate"]), (3, ["rate"]), (4, [])])
+def test_a_best_that_has_nothing_beyond_it_is_at_an_edge_and_what_was_not_moved_is_stated(
+    most, edges
+):
+    start = {"rate": 1.0, "step_scale.layers": 0.1}
+    losses = losses_of_a_search(start, lambda at: abs(math.log2(at["rate"] / 0.5)), most)
+    got = search.found(start, search.searched(start, losses))
+    assert (len(losses), got.edges) == (most, edges)
+    assert got.tuned == ([] if most == 1 else ["rate"])
 
 
 @pytest.mark.parametrize(
@@ -126,8 +157,9 @@ def test_what_is_below_1_stays_so_in_a_search_that_goes_up(recipe, key, start):
     compare = compared(methods={"a": method})
     tried: dict = {}
     for _ in range(30):
-        point = next_point(method["search"], tried)
-        found = Decided(values(method["search"], point))
+        if (point := search.next_point(method["search"], tried)) is None:
+            break
+        found = Decided(search.values(method["search"], point))
         document(compare, BASE, PlannedTraining("a", 0, 9), found)  # it is a run
         tried[point] = -found.values[key]
     assert (max(-loss for loss in tried.values()) > 1) == (key == "weight_decay")
@@ -324,7 +356,11 @@ def test_a_comparison_says_how_many_trainings_and_leaves_the_table_in_each_form(
     (pair,) = whole["pairs"]
     assert {pair["better"], pair["worse"]} == {"distro", "diloco"}
     markdown = written.with_suffix(".md").read_text()
-    assert markdown in said and "| distro* | rate " in markdown and "for each parameter" in markdown
+    assert (
+        markdown in said
+        and "| distro* | – | rate " in markdown
+        and "for each parameter" in markdown
+    )
     page = written.with_suffix(".html").read_text()
     assert "data:image/png;base64," in page and "DiLoCo" in page
     with open(written.with_suffix(".csv")) as lines:
@@ -353,6 +389,22 @@ def test_what_is_done_is_not_done_again_also_in_another_comparison(compared_once
     with refused(2, 4):
         compare(folder, "three.toml", "--table")
     assert {path: path.stat().st_mtime_ns for path in done.iterdir()} == before
+
+
+def test_a_training_after_the_end_of_its_search_is_not_done(compared_once, monkeypatch):
+    folder, _ = compared_once
+    text = (folder / "two.toml").read_text().replace("seed = 9", "seed = 9, trainings = 5")
+    (folder / "five.toml").write_text(text.partition("[methods.diloco]")[0])
+    assert "at most 7 trainings of 384 tokens" in compare(folder, "five.toml", "--plan")
+    *trials, fourth, _, _, _ = plan_file.planned(folder_plan(folder, "five.toml"))
+    for name, loss in zip(trials, (4.0, 4.1, 4.2), strict=True):
+        write_sealed(folder / plan_file.result_path(name), made(loss)[0])
+    monkeypatch.setattr(train, "trained", lambda tables: pytest.fail("it trains"))
+    compare(folder, "five.toml", "--training", fourth)
+    ended = read_json(folder / plan_file.result_path(fourth))
+    assert (ended["status"], ended["loss"]) == ("not needed", None)
+    for name in (*trials, fourth):
+        (folder / plan_file.result_path(name)).unlink()
 
 
 def test_a_table_leaves_out_methods_whose_trainings_are_not_done_and_names_them(compared_once):
