@@ -128,13 +128,14 @@ class Compare(Table):
     config: dict[str, JsonValue] = {}
     """Keys of the model's config with other values than the run file's, where it has fresh
     weights."""
-    reach: Positive | None = None
-    """Loss to which the table counts tokens; by default that of the worst training."""
     timeout: Annotated[float, Field(gt=1)] = 2.0
     """With a failure, `max_round_train_time` as a multiple of what a round of the method takes
     without one, in whole seconds."""
     methods: Annotated[dict[MethodName, Method], Field(min_length=1)]
     """The methods, by name."""
+    pairs: Annotated[tuple[Annotated[tuple[str, str], Distinct, AsTuple], ...], AsTuple] = ()
+    """Pairs of methods whose difference is tested, named before anything is trained; by default
+    each two."""
     failures: dict[MethodName, Failure] = {}
     """What goes wrong, by name, beside the runs in which nothing does."""
 
@@ -144,6 +145,10 @@ class Compare(Table):
             raise wrong(("tuning", "seed"), "a seed that is not scored")
         if NO_FAILURE in self.failures:
             raise wrong(("failures", NO_FAILURE), "another name: this one stands for no failure")
+        if unknown := {name for pair in self.pairs for name in pair} - self.methods.keys():
+            raise wrong(("pairs",), f"names of methods: there is no {min(unknown)}")
+        if len({frozenset(pair) for pair in self.pairs}) < len(self.pairs):
+            raise wrong(("pairs",), "each pair once")
         if "seed" in self.peers:
             raise wrong(("peers", "seed"), "no such key: `seeds` has the seeds")
         return self

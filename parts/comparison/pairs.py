@@ -1,12 +1,14 @@
-"""Differences between rows on equal seeds, with intervals that hold for all pairs together."""
+"""Differences between rows on equal seeds: an interval of each, and Holm's test of those named."""
 
 import itertools
 import math
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 LEVEL = 0.95
+Pair = tuple[str, str]
 
 
 class Difference(NamedTuple):
@@ -15,38 +17,105 @@ class Difference(NamedTuple):
     better: str  # a method, as it stands in the file; with a failure "method, failure"
     worse: str
     mean: float
-    reach: float | None  # half of the interval; None for one seed
+    low: float | None  # ends of a 95 % interval of this pair alone; None for one seed
+    high: float | None
+    p: float | None  # two-sided, of this pair alone
+    holm: float | None  # the same among all pairs tested; None: not tested
 
     @property
-    def sure(self) -> bool:
-        """Whether there is an interval, and it does not contain 0."""
-        return self.reach is not None and abs(self.mean) > self.reach
+    def told_apart(self) -> bool:
+        """Whether the test of all pairs together shows that one is better."""
+        return self.holm is not None and self.holm <= 1 - LEVEL
 
     def __str__(self) -> str:
-        if self.reach is None:
+        if self.low is None:
             return f"{self.mean:.3f}"
-        return f"{self.mean:.3f} [{self.mean - self.reach:.3f}, {self.mean + self.reach:.3f}]"
+        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
 def differences(
-    losses: Mapping[str, Sequence[float]], pairs: Sequence[tuple[str, str]] | None = None
+    losses: Mapping[str, Sequence[float]],
+    pairs: Sequence[Pair] | None = None,
+    tested: Collection[frozenset[str]] | None = None,
 ) -> list[Difference]:
     """Return the differences of pairs of rows, or of each two, from losses in the order of seeds.
 
-    Seeds are paired: each draws one set of weights, data and rows for all. The interval is
-    Student's t at 1 - (1 - 0.95) / pairs, by Bonferroni: however pairs hang together, all intervals
-    hold at once in 95 of 100 comparisons.
-    """
-    from scipy import stats
+    Seeds are paired: each draws one set of weights, data and rows for all. A moderated t: with n
+    seeds, the variance s^2 of a pair's differences has d = n - 1 degrees of freedom, and a small
+    one is raised towards that of all pairs (`prior`),
 
-    if pairs is None:
-        pairs = list(itertools.combinations(losses, 2))
-    result = []
-    for better, worse in pairs:
-        gaps = [b - a for a, b in zip(losses[better], losses[worse], strict=True)]
-        reach = None
-        if len(gaps) > 1:
-            quantile = stats.t.ppf(1 - (1 - LEVEL) / (2 * len(pairs)), len(gaps) - 1)
-            reach = float(quantile) * statistics.stdev(gaps) / math.sqrt(len(gaps))
-        result.append(Difference(better, worse, statistics.fmean(gaps), reach))
-    return result
+        v = max(s^2, (d0 s0^2 + d s^2) / (d0 + d)),    t = mean / sqrt(v / n),
+
+    with d0 + d degrees of freedom, at most the (rows - 1)(n - 1) of all rows together. The maximum
+    is no part of Smyth's: without it, where spreads of rows differ by ten times, a table of rows
+    that are all alike is shown to have a difference in 7 to 8 of 100 cases, with it in 5 or 6.
+
+    Args:
+      losses: Of each row, nats per token.
+      pairs: The lower loss first.
+      tested: Pairs that were named before; by default all.
+
+    References:
+      Smyth 2004, "Linear models and empirical Bayes methods for assessing differential expression"
+      Holm 1979, "A simple sequentially rejective multiple test procedure"
+    """
+    from scipy import special
+
+    pairs = [*itertools.combinations(losses, 2)] if pairs is None else pairs
+    gaps_PS = np.array([np.subtract(losses[b], losses[a]) for a, b in pairs], np.float64)
+    if not pairs or gaps_PS.shape[1] < 2:
+        alone = [float(gap) for (gap,) in gaps_PS]
+        return [Difference(*pair, gap, *[None] * 4) for pair, gap in zip(pairs, alone, strict=True)]
+    count = gaps_PS.shape[1]
+    mean_P, variance_P = gaps_PS.mean(axis=1), gaps_PS.var(axis=1, ddof=1)
+    d0, s0 = prior(variance_P, count - 1)
+    share = 1.0 if math.isinf(d0) else d0 / (d0 + count - 1)
+    error_P = np.sqrt(np.maximum(variance_P, share * s0 + (1 - share) * variance_P) / count)
+    rows = len({name for pair in pairs for name in pair})
+    freedom = min(d0 + count - 1, (rows - 1) * (count - 1))
+    with np.errstate(divide="ignore", invalid="ignore"):  # equal differences and no prior
+        t_P = np.where(mean_P == 0, 0.0, np.abs(mean_P) / error_P)
+    p_P = 2 * special.stdtr(freedom, -t_P)
+    reach_P = special.stdtrit(freedom, 0.5 + LEVEL / 2) * error_P
+    is_tested = [tested is None or frozenset(pair) in tested for pair in pairs]
+    adjusted = iter(holm([p for p, yes in zip(p_P, is_tested, strict=True) if yes]))
+    return [
+        Difference(*pair, float(mean), float(mean - reach), float(mean + reach), float(p),
+                   next(adjusted) if yes else None)
+        for pair, mean, reach, p, yes in zip(pairs, mean_P, reach_P, p_P, is_tested, strict=True)
+    ]  # fmt: skip
+
+
+def prior(variances: Sequence[float] | np.ndarray, freedom: int) -> tuple[float, float]:
+    """Return the degrees of freedom d0 and the variance s0^2 that variances are shrunk towards.
+
+    By the moments of z = log s^2, with d degrees of freedom each:
+
+        var z = trigamma(d / 2) + trigamma(d0 / 2)
+        mean z = log s0^2 + digamma(d / 2) - log(d / 2) - digamma(d0 / 2) + log(d0 / 2)
+
+    d0 is infinite where they vary no more than chance has them, and 0 for fewer than two. Variances
+    of 0, as of a failure that changes no bit, say nothing.
+    """
+    from scipy import optimize, special
+
+    log_P = np.log([v for v in variances if v > 0])
+    if len(log_P) < 2:
+        return 0.0, 0.0
+    more = float(log_P.var(ddof=1) - special.polygamma(1, freedom / 2))
+    mean = float(log_P.mean() - special.digamma(freedom / 2) + math.log(freedom / 2))
+    if more <= special.polygamma(1, 5e5):
+        return math.inf, math.exp(mean)
+    half = optimize.brentq(lambda half: special.polygamma(1, half) - more, 1e-6, 1e6)
+    return 2 * half, math.exp(mean + special.digamma(half) - math.log(half))
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Return p-values adjusted by Holm: not above 0.05 with chance 0.05 where nothing differs.
+
+    With m of them in ascending order, the i-th is the largest of (m - j + 1) p_j for j <= i.
+    """
+    adjusted, largest = [0.0] * len(p), 0.0
+    for rank, at in enumerate(sorted(range(len(p)), key=p.__getitem__)):
+        adjusted[at] = largest = max(largest, min(1.0, (len(p) - rank) * float(p[at])))
+    return adjusted

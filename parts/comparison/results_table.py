@@ -1,7 +1,5 @@
 """The table of a comparison: what each method came to at equal tokens, bytes and hours."""
 
-import bisect
-import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -9,11 +7,14 @@ from typing import Any, NamedTuple
 
 from lockstep.machine.progress import size
 from parts.comparison.compare_file import NO_FAILURE, Compare
-from parts.comparison.ended import TRAINED
+from parts.comparison.ended import COLUMNS, TRAINED
 from parts.comparison.pairs import Difference, differences
 from parts.comparison.search import Found, found
 from parts.comparison.trainings import Ended, PlannedTraining, card_of_method, trials, tried
 from pipeline.audit.verdict_text import measured_on
+
+AS_FEW = 1.1  # times the bytes of a row are as few
+WHOLE = 32  # bits per parameter and local step, of whole gradients
 
 
 class Row(NamedTuple):
@@ -55,55 +56,36 @@ class Row(NamedTuple):
         curve = self.first("curve")
         return float(curve[-1][column]) if curve else math.nan
 
-    def loss_at(self, column: str, most: float) -> float | None:
-        """Return the mean loss of the seeds when a column of their curves was at `most`.
-
-        Between two measures it is interpolated. None where a seed diverged, or has no measure
-        after training began that is within `most`.
-        """
-        return self._mean([loss_at(s["curve"], column, most) for s in self.seeds if "curve" in s])
-
-    def tokens_to(self, loss: float) -> float | None:
-        """Return the mean tokens of the seeds until a loss; None where one did not come to it."""
-        # With a failure only the beginning and the end are measured.
-        curves = [s["curve"] for s in self.seeds if "curve" in s and self.failure == NO_FAILURE]
-        return self._mean([tokens_to(curve, loss) for curve in curves])
+    def bits(self, column: str) -> float | None:
+        """Return the bits per parameter and local step of a round's bytes, sent or received."""
+        sent, params = self.first(column), self.first("parameters")
+        return None if sent is None else 8 * sent / (params * self.local_steps or math.nan)
 
     def first(self, name: str) -> Any:
         """Return what the first seed that did not diverge has under a name."""
         return next((seed[name] for seed in self.seeds if seed["loss"] is not None), None)
 
-    def _mean(self, values: Sequence[float | None]) -> float | None:
-        numbers = [value for value in values if value is not None]
-        return statistics.fmean(numbers) if len(numbers) == len(self.seeds) else None
+    @property
+    def curve(self) -> list[Ended]:
+        """The means of the seeds' measures; none where a seed diverged."""
+        curves = [seed.get("curve", ()) for seed in self.seeds]
+        if len({*map(len, curves)}) > 1:
+            return []
+        return [
+            {name: statistics.fmean(point[name] for point in points) for name in points[0]}
+            for points in zip(*curves, strict=True)
+        ]
 
 
-def tokens_to(curve: Sequence[Ended], loss: float) -> float | None:
-    """Return the tokens at which a curve first has a loss, linearly between measures, or None."""
+def reached(curve: Sequence[Ended], loss: float) -> Ended | None:
+    """Return the measure at which a curve first has a loss, linearly between two, or None."""
     for before, after in zip(curve, curve[1:], strict=False):
         if before["loss"] <= loss:  # it began there
-            return float(before["tokens"])
+            return before
         if after["loss"] <= loss:
             share = (before["loss"] - loss) / (before["loss"] - after["loss"])
-            return float(before["tokens"] + share * (after["tokens"] - before["tokens"]))
+            return {name: before[name] + share * (after[name] - before[name]) for name in before}
     return None
-
-
-def loss_at(curve: Sequence[Ended], column: str, most: float) -> float | None:
-    """Return the loss where a column of a curve reaches `most`, linearly between measures.
-
-    None if the first measure after the beginning is beyond it.
-    """
-    measured = curve[1:]  # the first is before the first round
-    at = bisect.bisect_right([row[column] for row in measured], most * (1 + 1e-9))
-    if at == 0:
-        return None
-    before = measured[at - 1]
-    if at == len(measured):
-        return float(before["loss"])
-    after = measured[at]
-    share = (most - before[column]) / (after[column] - before[column])
-    return float(before["loss"] + max(0.0, share) * (after["loss"] - before["loss"]))
 
 
 def rows(compare: Compare, results: Mapping[PlannedTraining, Ended]) -> list[Row]:
@@ -127,9 +109,13 @@ def plain_rows(table: Sequence[Row]) -> list[Row]:
     return [row for row in table if row.failure == NO_FAILURE]
 
 
-def row_pairs(table: Sequence[Row]) -> list[Difference]:
-    """Return the differences of each two rows without failures that did not diverge."""
-    return differences({r.method: r.losses for r in plain_rows(table) if not math.isinf(r.mean)})
+def row_pairs(compare: Compare, table: Sequence[Row]) -> list[Difference]:
+    """Return the differences of each two rows without failures that did not diverge.
+
+    Tested are those that the file names, or all.
+    """
+    losses = {row.method: row.losses for row in plain_rows(table) if not math.isinf(row.mean)}
+    return differences(losses, tested=[*map(frozenset, compare.pairs)] or None)
 
 
 def failure_costs(table: Sequence[Row]) -> list[Difference]:
@@ -139,38 +125,61 @@ def failure_costs(table: Sequence[Row]) -> list[Difference]:
     return differences(losses, [pair for pair in named if {*pair} <= {*losses}])
 
 
-def front(table: Sequence[Row]) -> list[Row]:
-    """Return the rows that no other beats in loss with as few bytes, by their means."""
-    finite = [row for row in table if not math.isinf(row.mean)]
+def unbeaten(table: Sequence[Row], pairs: Sequence[Difference]) -> list[Row]:
+    """Return the rows that nothing is shown to beat for their bytes, of those without failures.
+
+    Each row with a lower mean loss and at most 1.1 times the bytes was tested against it, by
+    `pairs` of `row_pairs`, and not told apart.
+    """
+    level = {frozenset(p[:2]) for p in pairs if p.holm is not None and not p.told_apart}
+    finite = [row for row in plain_rows(table) if not math.isinf(row.mean)]
     return [
         row
         for row in finite
-        if not any(
-            other.mean < row.mean and other.total("bytes_up") <= row.total("bytes_up")
+        if all(
+            frozenset((row.method, other.method)) in level
             for other in finite
+            if other.mean < row.mean and other.total("bytes_up") <= AS_FEW * row.total("bytes_up")
         )
     ]
 
 
-def goal(compare: Compare, table: Sequence[Row]) -> float:
-    """Return the loss to which tokens are counted: the file's, or that of the worst training."""
-    losses = [loss for row in plain_rows(table) for loss in row.losses]
-    return compare.reach or max(losses, default=math.inf)
+def whole_gradients(table: Sequence[Row]) -> Row | None:
+    """Return the best row whose peers send whole gradients, of those without failures."""
+    finite = [row for row in plain_rows(table) if not math.isinf(row.mean)]
+    whole = [row for row in finite if (row.bits("bytes_up") or 0) >= WHOLE]
+    return min(whole, key=lambda row: row.mean, default=None)
+
+
+def at_equal_loss(row: Row, reference: Row | None) -> dict[str, float | None]:
+    """Return what a reference needs for a row's loss: in all, as a ratio to the row's, its spread.
+
+    Of bytes, tokens and simulated seconds. The ratio is of the means: where the reference's mean
+    curve first has the row's mean loss. The spread is the standard deviation of the seeds' own
+    ratios. None where a curve does not come to the loss.
+    """
+    needs, own = None, []
+    if reference is not None and not math.isinf(row.mean):
+        needs = reached(reference.curve, row.mean)
+        pairs = zip(reference.seeds, row.seeds, strict=True)
+        own = [reached(theirs["curve"], seed["loss"]) for theirs, seed in pairs]
+    found: dict[str, float | None] = {}
+    for column in COLUMNS:
+        ratios = [
+            need[column] / seed["curve"][-1][column]
+            for need, seed in zip(own, row.seeds, strict=False)
+            if needs and need
+        ]
+        whole = len(ratios) == len(row.seeds) > 1
+        found[f"equal_loss_{column}"] = needs and needs[column]
+        found[f"equal_loss_{column}_ratio"] = needs and needs[column] / row.total(column)
+        found[f"equal_loss_{column}_spread"] = statistics.stdev(ratios) if whole else None
+    return found
 
 
 def record(compare: Compare, row: Row, table: Sequence[Row]) -> dict[str, Any]:
-    """Return a row's numbers: losses in nats per token, sizes in bytes, times in seconds.
-
-    `loss_at_equal_bytes` is at the bytes of the row that sends least, and `loss_at_equal_seconds`
-    at the simulated seconds, of training and links, of the quickest, each without failures.
-    """
-    plain = plain_rows(table)
-    least, quickest = (
-        min((other.total(column) for other in plain if other.losses), default=0.0)
-        for column in ("bytes_up", TRAINED)
-    )
-    of_a_step = (row.first("parameters") or math.nan) * row.local_steps / 8
-    up, down, took = row.first("bytes_up"), row.first("bytes_down"), row.first(TRAINED)
+    """Return a row's numbers: losses in nats per token, sizes in bytes, times in seconds."""
+    took = row.first(TRAINED)
     return {
         "method": row.method,
         "failure": row.failure,
@@ -186,17 +195,16 @@ def record(compare: Compare, row: Row, table: Sequence[Row]) -> dict[str, Any]:
         "spread": row.spread,
         "lowest": min(row.losses, default=None),
         "highest": max(row.losses, default=None),
-        "tokens_to_goal": row.tokens_to(goal(compare, table)),
-        "loss_at_equal_bytes": row.loss_at("bytes_up", least),
-        "loss_at_equal_seconds": row.loss_at(TRAINED, quickest),
+        **at_equal_loss(row, whole_gradients(table)),
         "tokens": row.first("tokens"),
+        "parameters": row.first("parameters"),
         "outer_steps": row.first("rounds"),
         "local_steps": row.local_steps,
         "bytes_up": row.total("bytes_up") if row.losses else None,
-        "bytes_up_a_round": up,
-        "bytes_down_a_round": down,
-        "bits_per_parameter_and_step_up": None if up is None else up / of_a_step,
-        "bits_per_parameter_and_step_down": None if down is None else down / of_a_step,
+        "bytes_up_a_round": row.first("bytes_up"),
+        "bytes_down_a_round": row.first("bytes_down"),
+        "bits_per_parameter_and_step_up": row.bits("bytes_up"),
+        "bits_per_parameter_and_step_down": row.bits("bytes_down"),
         "train_seconds": took,
         "coordinator_seconds": None if took is None else row.first("simulated_seconds") - took,
         "seconds_for_all_tokens": took and took * compare.tokens / max(row.first("tokens"), 1),
@@ -214,6 +222,7 @@ def made_of(compare: Compare, table: Sequence[Row], code: str) -> str:
     ratio = "" if params is None else f", {compare.tokens / params:.2g} for each parameter"
     tokens = [row.first("tokens") for row in plain_rows(table) if row.losses] or [compare.tokens]
     trained = " to ".join(f"{most:,}" for most in sorted({min(tokens), max(tokens)}))
+    reference = whole_gradients(table)
     count = compare.tuning.trainings
     search = "The values of each method are stated, not tuned."
     if count > 1:
@@ -225,11 +234,12 @@ def made_of(compare: Compare, table: Sequence[Row], code: str) -> str:
     return (
         f"{trained} tokens a training{ratio}, of {compare.base}. {search} Scored with "
         f"seeds {', '.join(map(str, compare.seeds))}, the same for all methods; a seed draws "
-        f"{code}. A loss is the mean of the seeds, in nats per token, and their standard "
-        "deviation. Equal bytes are those that the method sends that sends least, equal hours "
-        "those of the quickest. Hours are simulated: training and links; the coordinator's stand "
-        "beside. Tokens per second include start and compilation, beside what else the machine "
-        "did. A star: this project's own."
+        f"{code}. A loss is the mean of the seeds, in nats per token, ± their standard deviation; "
+        "a difference is paired by seed, with a 95 % interval of that pair alone. At equal loss: "
+        f"what the best method with whole gradients ({reference.label if reference else 'none'}) "
+        "needs for the row's loss, as a multiple of what the row takes. Hours are simulated: "
+        "training and links; the coordinator's stand beside. Tokens per second include start and "
+        "compilation, beside what else the machine did. A star: this project's own."
     )
 
 
@@ -242,12 +252,11 @@ def tables(compare: Compare, table: Sequence[Row]) -> Iterator[TextTable]:
     plain, known = plain_rows(table), {(row.method, row.failure): row for row in table}
     records = {key: record(compare, row, table) for key, row in known.items()}
     names = {r.method: r.label + "*" * compare.methods[r.method].ours for r in plain}
-    behind = {other.worse: other for other in row_pairs(table) if other.better == plain[0].method}
+    pairs = row_pairs(compare, table)
+    behind = {other.worse: other for other in pairs if other.better == plain[0].method}
     cells = [_cells(row, records[row.method, NO_FAILURE], behind.get(row.method)) for row in plain]
-    goal_head = f"tokens to {goal(compare, table):.3f}"
-    heads = ("method", *(goal_head if head == GOAL else head for head in cells[0]))
     lines = [(names[r.method], *c.values()) for r, c in zip(plain, cells, strict=True)]
-    yield heads, lines
+    yield ("method", *cells[0]), lines
     if not compare.failures:
         return
     failures = (NO_FAILURE, *compare.failures)
@@ -267,9 +276,6 @@ def tables(compare: Compare, table: Sequence[Row]) -> Iterator[TextTable]:
         yield (f"{title}, by what fails", *failures), rows
 
 
-GOAL = "tokens to a loss"
-
-
 def _cells(row: Row, numbers: Mapping[str, Any], behind: Difference | None) -> dict[str, str]:
     """Return a row's cells by the heads above them."""
     return {
@@ -277,9 +283,9 @@ def _cells(row: Row, numbers: Mapping[str, Any], behind: Difference | None) -> d
         "stated": _values(row.found, [k for k in row.found.values if k not in row.found.tuned]),
         "held-out loss": _loss(row),
         "behind the first": "–" if behind is None else str(behind),
-        GOAL: _or_dash(numbers["tokens_to_goal"], "{:,.0f}".format),
-        "at equal bytes": _or_dash(numbers["loss_at_equal_bytes"], "{:.3f}".format),
-        "at equal hours": _or_dash(numbers["loss_at_equal_seconds"], "{:.3f}".format),
+        "bytes at equal loss": _ratio(numbers, "bytes_up"),
+        "tokens at equal loss": _ratio(numbers, "tokens"),
+        "hours at equal loss": _ratio(numbers, TRAINED),
         "outer steps": _or_dash(numbers["outer_steps"], "{:,}".format),
         "sent a round": _or_dash(numbers["bytes_up_a_round"], size),
         "received": _or_dash(numbers["bytes_down_a_round"], size),
@@ -296,6 +302,12 @@ def _cells(row: Row, numbers: Mapping[str, Any], behind: Difference | None) -> d
 def _values(found: Found, keys: Sequence[str]) -> str:
     edge = {key: " (edge)" for key in found.edges}
     return ", ".join(f"{key} {found.values[key]:g}{edge.get(key, '')}" for key in keys) or "–"
+
+
+def _ratio(numbers: Mapping[str, Any], column: str) -> str:
+    spread = numbers[f"equal_loss_{column}_spread"]
+    more = "" if spread is None else f" ± {spread:.2g}"
+    return _or_dash(numbers[f"equal_loss_{column}_ratio"]) + more
 
 
 def _loss(row: Row) -> str:
@@ -315,18 +327,22 @@ def _or_dash(value: float | None, form: Callable[..., str] = "{:.3g}".format) ->
 
 
 def conclusions(compare: Compare, table: Sequence[Row]) -> Iterator[str]:
-    """Yield what losses are measured on, what can be told apart, and the front."""
-    plain = plain_rows(table)
+    """Yield what losses are measured on, what was shown, and what nothing is shown to beat."""
+    plain, rows = plain_rows(table), {row.name: row for row in table}
     if text := _measured_on(plain):
         yield text
+    pairs = row_pairs(compare, table)
     if len(compare.seeds) == 1:
         yield "One seed: which differences exceed those of seeds is not known."
     else:
-        if pairs := row_pairs(table):
-            yield from _told_apart(pairs, {row.method: row.label for row in plain})
-        yield from _shown_costs(failure_costs(table), {row.name: row for row in table})
-    if labels := ", ".join(row.label for row in front(plain)):
-        yield f"No other method has a lower loss with as few bytes: {labels}."
+        named = "named before the trainings" if compare.pairs else "each two methods"
+        yield from _told_apart([pair for pair in pairs if pair.holm is not None], named, rows)
+        yield from _told_apart(failure_costs(table), "a method with a failure and without", rows)
+    if labels := ", ".join(row.label for row in unbeaten(table, pairs)):
+        yield (
+            f"Nothing is shown to beat for its bytes: {labels}. That is: whatever has a lower mean "
+            f"loss, and sends at most {AS_FEW} times as many bytes, was tested and not told apart."
+        )
     for row in plain:
         if len(row.losses) < len(row.seeds):
             yield f"{row.label}: it diverged with {len(row.seeds) - len(row.losses)} seeds."
@@ -342,20 +358,18 @@ def _measured_on(plain: Sequence[Row]) -> str | None:
     return f"A loss is measured on {text} at most; on equal seeds, every method on the same."
 
 
-def _told_apart(pairs: Sequence[Difference], labels: Mapping[str, str]) -> Iterator[str]:
-    unsure = [pair for pair in pairs if not pair.sure]
-    yield f"Differences are {_together(pairs)}.{'' if unsure else ' All differ.'}"
-    for better, group in itertools.groupby(unsure, lambda pair: pair.better):
-        others = "; ".join(f"{labels[pair.worse]} ({pair})" for pair in group)
-        yield f"{labels[better]} cannot be told apart from: {others}."
+def _told_apart(pairs: Sequence[Difference], of: str, rows: Mapping[str, Row]) -> Iterator[str]:
+    if not pairs:
+        return
+    yield f"Pairs tested together by Holm at 5 %: {len(pairs)}, {of}."
+    for said, shown in (("Told apart", True), ("Not told apart", False)):
+        each = [
+            f"{_name(rows[pair.better])} - {_name(rows[pair.worse])} ({pair})"
+            for pair in pairs
+            if pair.told_apart == shown
+        ]
+        yield f"{said}: {'; '.join(each) or 'none'}."
 
 
-def _shown_costs(costs: Sequence[Difference], rows: Mapping[str, Row]) -> Iterator[str]:
-    shown = [f"{rows[c.worse].label}, {rows[c.worse].failure} ({c})" for c in costs if c.sure]
-    if costs:
-        yield f"What failures add is {_together(costs)}. Not 0: {'; '.join(shown) or 'none'}."
-
-
-def _together(pairs: Sequence[Difference]) -> str:
-    of_all = "of equal seeds, with t intervals that hold together 95 times in 100"
-    return f"{of_all} (Bonferroni, pairs: {len(pairs)})"
+def _name(row: Row) -> str:
+    return row.label if row.failure == NO_FAILURE else f"{row.label}, {row.failure}"

@@ -57,8 +57,8 @@ def write(file: Path, compare: Compare, table: Sequence[Row], code: str) -> list
     They are named for the comparison's `file`; `code` stands for the code that trained, for people.
     """
     records = [record(compare, row, table) for row in table]
-    compared = row_pairs(table) + failure_costs(table)
-    pairs = [{**pair._asdict(), "told_apart": pair.sure} for pair in compared]
+    compared = row_pairs(compare, table) + failure_costs(table)
+    pairs = [{**pair._asdict(), "told_apart": pair.told_apart} for pair in compared]
     results = list(_results(compare, table))
     seeds = [names | {name: seed.get(name) for name in OF_A_SEED} for names, seed in results]
     curves = [names | measure for names, seed in results for measure in seed.get("curve", ())]

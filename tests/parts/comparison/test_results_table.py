@@ -12,43 +12,63 @@ from PIL import Image
 
 from benchmarks import methods_picture
 from parts.comparison import written
-from parts.comparison.pairs import differences
+from parts.comparison.ended import TRAINED
 from parts.comparison.results_table import (
+    at_equal_loss,
     conclusions,
     failure_costs,
-    front,
-    loss_at,
     made_of,
+    reached,
     record,
     row_pairs,
     rows,
     tables,
-    tokens_to,
+    unbeaten,
+    whole_gradients,
 )
 from parts.comparison.trainings import PlannedTraining, by_seed, trainings
 from pipeline.stage.keys import PROJECT
 from tests.parts.comparison.examples import BASE, LIAR, PLAIN, compared, made, row
 
 
-def test_the_loss_at_some_bytes_lies_on_the_line_between_two_measures():
+def test_a_curve_reaches_a_loss_on_the_line_between_two_measures():
     (result,) = made(4.0)
-    curve = result["curve"]
-    assert loss_at(curve, "bytes_up", 9) is None  # before the first measure of a trained model
-    assert loss_at(curve, "bytes_up", 10) == 5.0
-    assert loss_at(curve, "bytes_up", 15) == 4.5
-    assert loss_at(curve, "bytes_up", 99) == 4.0
-    both = row("x", 4.0, 3.0)
-    assert both.loss_at("bytes_up", 15) == 4.0
-    assert row("y", 4.0, None).loss_at("bytes_up", 15) is None
-    assert tokens_to(curve, 4.5) == 150 and tokens_to(curve, 3.9) is None
-    assert row("y", 4.0, 3.0).tokens_to(4.0) == 150 == (200 + 100) / 2
-
-
-def test_tokens_to_a_loss_are_0_of_a_curve_that_begins_there_and_unknown_with_a_failure():
+    assert reached(result["curve"], 4.5) == {
+        "tokens": 150,
+        "bytes_up": 15,
+        TRAINED: 1.5,
+        "loss": 4.5,
+    }
+    assert reached(result["curve"], 3.9) is None
     at_most = [{"tokens": 100 * i, "loss": loss} for i, loss in enumerate((3.0, 3.1, 3.1, 2.9))]
-    assert tokens_to(at_most, 3.4) == 0 and tokens_to(at_most, 2.95) == pytest.approx(275)
-    failed = row("a", 4.0)._replace(failure="liar")
-    assert failed.tokens_to(4.5) is None and row("a", 4.0).tokens_to(4.5) == 150
+    assert reached(at_most, 3.4)["tokens"] == 0  # it begins there
+    assert reached(at_most, 2.95)["tokens"] == pytest.approx(275)
+
+
+def test_what_the_best_with_whole_gradients_needs_for_a_rows_loss():
+    """By hand: it has 4.0 and 4.2 in 200 tokens; the row's mean of 4.6 is half way from 5.1 to 4.1;
+    its seeds' 4.5 and 4.7 are half way to the reference's own."""
+    dense = row("dense", 4.0, 4.2, bytes_up=400)  # as 100 params have in each of its 8 steps
+    later, few = row("later", 4.3, 4.4, bytes_up=400), row("few", 4.5, 4.7)
+    lost, best = row("lost", None, 4.0, bytes_up=400), row("best", 3.9, 3.8)
+    dense, later, lost = (
+        one._replace(seeds=tuple(seed | {"bytes_up": 400} for seed in one.seeds))
+        for one in (dense, later, lost)
+    )
+    table = [best, dense, later, few, lost]
+    assert whole_gradients(table) is dense and whole_gradients([best, few]) is None
+    found = at_equal_loss(few, dense)
+    assert found["equal_loss_tokens"] == pytest.approx(150)
+    assert found["equal_loss_tokens_ratio"] == pytest.approx(0.75)
+    assert found["equal_loss_bytes_up_ratio"] == pytest.approx(600 / 20)
+    assert found[f"equal_loss_{TRAINED}_ratio"] == pytest.approx(0.75)
+    assert found["equal_loss_tokens_spread"] == pytest.approx(0.0, abs=1e-12)
+    assert {*at_equal_loss(best, dense).values()} == {None}  # it does not come to 3.85
+    assert at_equal_loss(dense, dense)["equal_loss_bytes_up_ratio"] == 1.0
+    assert {*at_equal_loss(few, None).values()} == {*at_equal_loss(lost, dense).values()} == {None}
+    compare = compared(methods={one.method: PLAIN for one in table})
+    line = next(line for line in list(tables(compare, table))[0][1] if line[0] == "few")
+    assert "30 ± 0" in " ".join(line)
 
 
 def test_a_row_with_a_diverged_seed_is_last():
@@ -58,28 +78,21 @@ def test_a_row_with_a_diverged_seed_is_last():
     found[PlannedTraining("a", None, 4)] = {"loss": None}
     worse, best = rows(compare, found)[::-1]
     assert (best.method, best.mean, worse.method) == ("b", 4.0, "a")
-    assert math.isinf(worse.mean) and worse.spread is None and not row_pairs([best, worse])
+    assert math.isinf(worse.mean) and worse.spread is None and not row_pairs(compare, [best, worse])
     assert "diverged with 1 seeds" in list(conclusions(compare, [best, worse]))[-1]
 
 
-def test_paired_differences_are_students_and_hold_for_all_pairs():
-    """By hand: t(1 - 0.05 / 2 / 3, 2 degrees) = 7.6488; equal seeds differ by 1.0, 1.1, 1.2."""
-    losses = {"a": [4.0, 5.0, 6.0], "b": [5.0, 6.1, 7.2], "c": [4.2, 5.0, 5.9]}
-    found = {(one.better, one.worse): one for one in differences(losses)}
-    assert len(found) == 3
-    far = found["a", "b"]
-    assert (far.mean, far.reach) == pytest.approx((1.1, 7.6488 * 0.1 / math.sqrt(3)), rel=1e-4)
-    assert far.sure and not found["a", "c"].sure
-    assert differences({"a": [4.0], "b": [9.0]})[0].reach is None
-
-
-def test_only_intervals_without_0_decide_an_order():
-    table = [row("a", 4.0, 4.2), row("b", 4.1, 4.4), row("c", 5.0, 5.2)]
-    compare = compared(methods={r.method: PLAIN for r in table})
-    sample, _, first, second, _ = conclusions(compare, table)
+def test_only_tested_pairs_have_words_and_those_that_holm_tells_apart():
+    table = [row("a", 4.0, 4.2), row("b", 4.01, 4.2), row("c", 5.0, 5.2)]
+    compare = compared(methods={r.method: PLAIN for r in table}, pairs=[["b", "a"], ["c", "b"]])
+    sample, tested, apart, level, _ = conclusions(compare, table)
     assert "64 of 640" in sample and "0.125" in sample
-    assert first.startswith("a cannot be told apart from: b (") and "c (" not in first
-    assert second.startswith("b cannot be told apart from: c (")  # 0.8 and 0.9 higher
+    assert "2, named before" in tested and "a - c" not in apart + level
+    assert "b - c (" in apart and "a - b (" in level
+    untested = row_pairs(compare, table)[1]
+    assert (untested.better, untested.worse, untested.holm) == ("a", "c", None)
+    _, tested, apart, *_ = conclusions(compared(methods=compare.methods), table)
+    assert "3, each two" in tested and "a - c (" in apart
     _, alone, *_ = conclusions(compared(seeds=[3]), [row("a", 4.0)])
     assert "One seed" in alone
 
@@ -117,7 +130,6 @@ def test_what_fails_has_a_column_of_losses_of_hours_and_of_tokens():
 
 
 def test_what_a_failure_adds_is_a_paired_difference_from_the_same_method_without():
-    """By hand: t(1 - 0.05 / 2 / 2, 1 degree) = 25.452; the first's seeds differ by 1.0 and 1.01."""
     compare = compared(
         methods={"a": PLAIN, "b": PLAIN}, failures={"liar": {"faults": [LIAR]}}, seeds=[3, 4]
     )
@@ -129,23 +141,32 @@ def test_what_a_failure_adds_is_a_paired_difference_from_the_same_method_without
         ("a", "a, liar"),
         ("b", "b, liar"),
     }
-    found = costs["a, liar"]
-    assert (found.mean, found.reach) == pytest.approx((1.005, 25.452 * 0.005), rel=1e-4)
-    assert found.sure and not costs["b, liar"].sure
+    assert costs["a, liar"].mean == pytest.approx(1.005) and costs["a, liar"].told_apart
+    assert not costs["b, liar"].told_apart
     added = list(tables(compare, table))[2]
-    assert added[1] == [("a", "–", str(found)), ("b", "–", str(costs["b, liar"]))]
-    (line,) = (line for line in conclusions(compare, table) if "failures add" in line)
-    assert "a, liar" in line and "b, liar" not in line and "pairs: 2" in line
-    (line,) = (line for line in conclusions(compare, table[::2]) if "failures add" in line)
-    assert "pairs: 1" in line  # of one method, which no other can be told apart from
+    assert added[1] == [("a", "–", str(costs["a, liar"])), ("b", "–", str(costs["b, liar"]))]
+    lines = list(conclusions(compare, table))
+    at = next(n for n, line in enumerate(lines) if "with a failure" in line)
+    assert "2, a method" in lines[at]
+    assert "a - a, liar (" in lines[at + 1] and "b - b, liar (" in lines[at + 2]
     assert not failure_costs(table[:2])
 
 
-def test_the_front_has_no_row_that_another_beats_with_as_few_bytes():
-    dense, few = row("dense", 4.0, bytes_up=1000), row("few", 4.5, bytes_up=10)
-    worse, lost = row("worse", 4.6, bytes_up=500), row("lost", None, bytes_up=1)
-    assert front([dense, few, worse, lost]) == [dense, few]
-    assert not any("as few bytes" in line for line in conclusions(compared(), [lost]))
+def test_nothing_beats_a_row_for_its_bytes_but_what_a_test_does_not_tell_apart():
+    dense, few = row("dense", 4.0, 4.01, bytes_up=1000), row("few", 4.5, 4.52, bytes_up=10)
+    level = row("level", 4.51, 4.52, bytes_up=9.2)  # 1.1 times as many bytes are as few
+    worse, lost = row("worse", 5.6, 5.62, bytes_up=500), row("lost", None, 4.0, bytes_up=1)
+    table = [dense, few, level, worse, lost]
+    methods = {one.method: PLAIN for one in table}
+
+    def names(*pairs: tuple[str, str]) -> list[str]:
+        compare = compared(methods=methods, pairs=pairs)
+        return [one.method for one in unbeaten(table, row_pairs(compare, table))]
+
+    assert names(("few", "level")) == ["dense", "few", "level"]
+    assert names(("few", "worse")) == ["dense", "few"]  # level was not tested: no claim
+    assert names() == ["dense", "few", "level"]  # each two are tested; worse is beaten
+    assert not any("beat" in line for line in conclusions(compared(), [lost]))
 
 
 def test_methods_that_send_nearly_the_same_share_one_label_of_bytes():
