@@ -66,16 +66,27 @@ class Admission(Body):
     """Names of what shows it, for anybody to compute again."""
 
 
-class MessageRecord(Body):
-    """rounds/00000123/007.record: what a payload is the message of."""
+class SlotBody(Body):
+    """What a peer puts in a round, signed: rounds/00000123/007.SLOT."""
 
-    kind: ClassVar[str] = "record"
+    slot: ClassVar[str]
     run: Hash
     """SHA-256 of run.json."""
     round: RoundNumber
     """The round."""
     peer: SlotNumber
-    """Who sends it."""
+    """Who signs it."""
+
+    @property
+    def place(self) -> tuple[Hash, int, int]:
+        """Run, round and peer, for whose slot alone it is."""
+        return self.run, self.round, self.peer
+
+
+class MessageRecord(SlotBody):
+    """rounds/00000123/007.record: what a payload is the message of."""
+
+    kind = slot = "record"
     span: Annotated[tuple[Int63, Int63], AsTuple]
     """First and last sequence that it was assigned."""
     base: Hash
@@ -94,44 +105,26 @@ class MessageRecord(Body):
     """Hash of the peer's own state after the round, where a snapshot is."""
 
 
-class JoinRequest(Body):
+class JoinRequest(SlotBody):
     """rounds/00000123/007.join: asks to take part."""
 
-    kind: ClassVar[str] = "join"
-    run: Hash
-    """SHA-256 of run.json."""
-    round: RoundNumber
-    """The round in which it asks."""
-    peer: SlotNumber
-    """Who asks."""
+    kind = slot = "join"
     environment: Annotated[dict[str, str], Field(max_length=64)]
     """What can change bits on this machine."""
     self_test: Hash | None
     """Hash of what its step gave on the run's self-test; null where the run has none."""
 
 
-class LeaveNotice(Body):
+class LeaveNotice(SlotBody):
     """rounds/00000123/007.leave: takes no part from the next round on."""
 
-    kind: ClassVar[str] = "leave"
-    run: Hash
-    """SHA-256 of run.json."""
-    round: RoundNumber
-    """The last round in which it has part."""
-    peer: SlotNumber
-    """Who leaves."""
+    kind = slot = "leave"
 
 
-class ShownState(Body):
+class ShownState(SlotBody):
     """rounds/00000123/007.shown: what its peer owned after the round lies below `own/`."""
 
-    kind: ClassVar[str] = "shown"
-    run: Hash
-    """SHA-256 of run.json."""
-    round: RoundNumber
-    """The round."""
-    peer: SlotNumber
-    """Whose state it is."""
+    kind = slot = "shown"
     index: Hash
     """SHA-256 of its index."""
 

@@ -28,15 +28,13 @@ ROUNDS, STATES, OWN = "rounds/", "states/", "own/"
 # Bytes of what is signed, newlines at its end included.
 RECORD_BYTES, JOIN_BYTES, LEAVE_BYTES, SHOWN_BYTES = 2048, 4096, 1024, 1024
 LINK_BYTES, LINK_BYTES_A_SLOT = 2048, 640
-KINDS = (
-    "payload",
-    "record",
-    "join",
-    "leave",
-    "closed",
-    "asked",
-    "shown",
-)  # that a peer puts in a round
+SIGNED = {
+    "record": RECORD_BYTES,
+    "join": JOIN_BYTES,
+    "leave": LEAVE_BYTES,
+    "shown": SHOWN_BYTES,
+}  # beside links
+KINDS = "payload", *SIGNED, "closed", "asked"  # that a peer puts in a round
 OF_A_STATE = re.compile(r"(?:states|own)/([0-9]{8})/[0-9]{3}/(?:[0-9]{4,}|index)")
 OF_A_ROUND = re.compile(rf"rounds/([0-9]{{8}})/([0-9]{{3}})\.({'|'.join(KINDS)})")
 
@@ -52,6 +50,11 @@ class RoundObject(NamedTuple):
 def link_bytes(slots: int) -> int:
     """Return the length of a link of a run with so many slots."""
     return LINK_BYTES + LINK_BYTES_A_SLOT * slots
+
+
+def signed_bytes(what: str, slots: int) -> int:
+    """Return the length of a kind of `KINDS` that is signed, in a run with so many slots."""
+    return SIGNED[what] if what in SIGNED else link_bytes(slots)
 
 
 def round_folder(step: int) -> str:

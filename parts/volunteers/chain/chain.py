@@ -9,25 +9,25 @@ from lockstep.errors import LockstepError, RequestError
 from lockstep.protocol.attestation import Hash
 from lockstep.transcript.windows import Snapshots
 from parts.volunteers import layout
-from parts.volunteers.bodies import JoinRequest, LeaveNotice, MessageRecord, RunDocument, ShownState
+from parts.volunteers.bodies import (
+    JoinRequest,
+    LeaveNotice,
+    MessageRecord,
+    RunDocument,
+    ShownState,
+    SlotBody,
+)
 from parts.volunteers.chain.draws import AuditDraws
 from parts.volunteers.chain.links import AskedLink, Head, RoundLink, SlotContent, Terms
 from parts.volunteers.chain.signed_rounds import SignedRounds
 from parts.volunteers.chain.statements import Admissions, collected
 from parts.volunteers.keys import public_text
-from parts.volunteers.signed import Body, opened
+from parts.volunteers.signed import opened
 from parts.volunteers.store.patient import PatientStore
 from parts.volunteers.store.verbs import StoredObject
 
-# What is signed of what a peer puts in a round, and its length; of a link, that of the run.
-SIGNED: dict[str, tuple[type[Body], int | None]] = {
-    "record": (MessageRecord, layout.RECORD_BYTES),
-    "join": (JoinRequest, layout.JOIN_BYTES),
-    "leave": (LeaveNotice, layout.LEAVE_BYTES),
-    "shown": (ShownState, layout.SHOWN_BYTES),
-    "closed": (RoundLink, None),
-    "asked": (AskedLink, None),
-}
+BODIES = MessageRecord, JoinRequest, LeaveNotice, ShownState, RoundLink, AskedLink
+SIGNED: dict[str, type[SlotBody]] = {body.slot: body for body in BODIES}
 MOST_LISTED = 10**6  # names of all rounds
 MOST_LATER = 1024  # names of later rounds that are looked at
 
@@ -60,11 +60,6 @@ class Chain:
     def run(self) -> Hash:
         """SHA-256 of run.json, hex."""
         return self.admissions.run
-
-    @property
-    def link_bytes(self) -> int:
-        """The length of a link."""
-        return layout.link_bytes(self.document.slots)
 
     @property
     def min_clients(self) -> int:
@@ -132,8 +127,8 @@ class Chain:
         may write here can have copied it.
         """
         step, what, peer = layout.parse(name) or layout.RoundObject(0, "closed", 0)
-        model, length = SIGNED[what]
-        stored = self.look(name, length := length or self.link_bytes)
+        length = layout.signed_bytes(what, self.document.slots)
+        stored = self.look(name, length)
         if stored is None:
             return None
         if at is None:
@@ -141,8 +136,8 @@ class Chain:
         key = self.admissions.key(peer, stored.seconds if at is None else at)
         if key is not None:
             with suppress(LockstepError):
-                body: Any = opened(model, stored.content, key, name, length)
-                if (body.run, body.round, body.peer) == (self.run, step, peer):
+                body = opened(SIGNED[what], stored.content, key, name, length)
+                if body.place == (self.run, step, peer):
                     return SlotContent(stored, body)
         return SlotContent(stored)
 

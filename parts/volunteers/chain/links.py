@@ -8,7 +8,7 @@ Nothing here reads or writes.
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -17,9 +17,8 @@ from lockstep.protocol.attestation import Hash
 from lockstep.protocol.driver import RunProgress
 from lockstep.protocol.round import Round
 from lockstep.tables.table import AsTuple, Table
-from parts.volunteers.bodies import Reason, RoundNumber, SlotNumber
+from parts.volunteers.bodies import Reason, SlotBody, SlotNumber
 from parts.volunteers.chain.payloads import WITHHELD, MessageInTime, Refused
-from parts.volunteers.signed import Body
 from parts.volunteers.store.verbs import StoredObject
 
 Slots = Annotated[tuple[SlotNumber, ...], AsTuple]
@@ -49,32 +48,20 @@ class LinkedRejection(Table):
     """SHA-256 of the record."""
 
 
-class AskedLink(Body):
+class AskedLink(SlotBody):
     """rounds/00000123/007.asked: who takes part in the round, if the run waited for members."""
 
-    kind: ClassVar[str] = "asked"
-    run: Hash
-    """SHA-256 of run.json."""
-    round: RoundNumber
-    """The round that begins with it."""
-    peer: SlotNumber
-    """Who signs it."""
+    kind = slot = "asked"
     previous: Hash
     """SHA-256 of the link before it; the first link has that of run.json."""
     asked: Slots
     """Who asked to take part, ascending."""
 
 
-class RoundLink(Body):
+class RoundLink(SlotBody):
     """rounds/00000123/007.closed: a round is over."""
 
-    kind: ClassVar[str] = "link"
-    run: Hash
-    """SHA-256 of run.json."""
-    round: RoundNumber
-    """The round."""
-    peer: SlotNumber
-    """Who signs it."""
+    kind, slot = "link", "closed"
     previous: Hash
     """SHA-256 of the link before it."""
     asked: Slots

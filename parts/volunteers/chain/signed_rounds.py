@@ -140,15 +140,15 @@ class _Round:
 
     def links(self, head: Head) -> tuple[Head, RoundLink]:
         """Return the chain's head after the round, and the link that closed it."""
-        link, length, self.askers = None, layout.link_bytes(self.admissions.count), head.asked
-        for model, what in ((AskedLink, "asked"), (RoundLink, "closed")):
-            names = layout.names_by_peer(self.objects, what)
+        link, self.askers = None, head.asked
+        for model in (AskedLink, RoundLink):
+            names = layout.names_by_peer(self.objects, what := model.slot)
             if len(names) > 1:
                 raise LockstepError(f"{self.path}: {len(names)} links {what}, expected one")
             for peer, name in names.items():
                 self.began = head.seconds
                 at = self.objects[name].seconds if what == "asked" else head.seconds
-                link, sha256 = self._opened(model, name, peer, length, at)
+                link, sha256 = self._opened(model, name, peer, at)
                 self.same(f"{name}: previous", link.previous, head.sha256)
                 if isinstance(link, AskedLink):
                     self.askers = (*self.askers, *link.asked)
@@ -162,15 +162,13 @@ class _Round:
         names = layout.names_by_peer(self.objects, "record")
         peers = [*names.keys() & link.messages.keys()]
         for peer in peers:
-            length, message = layout.RECORD_BYTES, link.messages[peer]
-            body, sha256 = self._opened(MessageRecord, names[peer], peer, length, self.began)
+            message = link.messages[peer]
+            body, sha256 = self._opened(MessageRecord, names[peer], peer, self.began)
             actual, expected = (sha256, body.commitment), (message.record, message.commitment)
             self.same(names[peer], actual, expected)
         return len(peers)
 
-    def _opened(
-        self, model: type[Signed], name: str, peer: int, length: int, at: int
-    ) -> tuple[Signed, Hash]:
+    def _opened(self, model: type[Signed], name: str, peer: int, at: int) -> tuple[Signed, Hash]:
         """Return what stands under a name, signed by the slot's holder then, and its SHA-256."""
         key, where = self.admissions.key(peer, at), f"{self.path}: {name}"
         if key is None:
@@ -178,10 +176,10 @@ class _Round:
                 f"{where}: nobody had slot {peer} then, expected an object of a peer that was "
                 "admitted"
             )
+        length = layout.signed_bytes(model.slot, self.admissions.count)
         content = (self.objects[name].content or b"").ljust(length, FILLING)
         body = opened(model, content, key, where, length)
-        place = body.run, body.round, body.peer
-        self.same(name, place, (self.admissions.run, self.step, peer))
+        self.same(name, body.place, (self.admissions.run, self.step, peer))
         return body, hashlib.sha256(content).hexdigest()
 
 

@@ -87,15 +87,9 @@ class AddressReader(NamedTuple):
 
 def own_puts(reader: AddressReader, step: int) -> Iterator[StoreRequest]:
     """Yield what a peer alone may put in a round, each with its one length."""
-    lengths = {
-        "payload": reader.payload_bytes,
-        "record": layout.RECORD_BYTES,
-        "join": layout.JOIN_BYTES,
-        "leave": layout.LEAVE_BYTES,
-        "closed": layout.link_bytes(reader.slots),
-        "asked": layout.link_bytes(reader.slots),
-    }
-    for what, length in lengths.items():
+    yield StoreRequest("PUT", layout.of_peer(step, reader.peer, "payload"), reader.payload_bytes)
+    for what in ("record", "join", "leave", "closed", "asked"):
+        length = layout.signed_bytes(what, reader.slots)
         yield StoreRequest("PUT", layout.of_peer(step, reader.peer, what), length)
     if reader.snapshots is None:
         return

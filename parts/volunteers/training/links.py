@@ -38,8 +38,7 @@ class RoundLinks(Generic[CameTo]):
 
     def put(self, notices: Collection[str], waits: Waits) -> None:
         """Put the volunteer's link."""
-        step, what, body = self.read.step, self.read.what, self.link(notices)
-        self.process.put(step, what, body, self.chain.link_bytes)
+        self.process.put(body := self.link(notices))
         self.read_slots([body.peer])
         if body.peer not in self.read.links:  # it is too late for one
             self.wait(waits)

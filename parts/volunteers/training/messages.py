@@ -150,7 +150,7 @@ class OwnPart:
         )
         name = layout.of_peer(round_.step, me.peer, "payload")
         is_there = process.chain.store.put(name, payload)
-        if is_there and process.put(round_.step, "record", record, layout.RECORD_BYTES):
+        if is_there and process.put(record):
             self.messages.own = me.peer, payload
 
     @property
@@ -164,7 +164,7 @@ class OwnPart:
         if me is None or not self.is_sent or self.left or not signals.is_asked():
             return
         notice = LeaveNotice(run=self.process.chain.run, round=step, peer=me.peer)
-        self.left = self.process.put(step, "leave", notice, layout.LEAVE_BYTES)
+        self.left = self.process.put(notice)
 
     def account(self, link: RoundLink, undo: Callable[[], None]) -> None:
         """Begin anew where others take the volunteer for silent, or for what it is not."""

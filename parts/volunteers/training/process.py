@@ -7,11 +7,11 @@ from typing import NamedTuple
 from lockstep.protocol import driver
 from lockstep.protocol.driver import RunProgress
 from parts.volunteers import layout
-from parts.volunteers.bodies import JoinRequest
+from parts.volunteers.bodies import JoinRequest, SlotBody
 from parts.volunteers.chain.act import RoundRead
 from parts.volunteers.chain.chain import Chain, Notices
 from parts.volunteers.keys import PrivateKey
-from parts.volunteers.signed import Body, sign
+from parts.volunteers.signed import sign
 
 
 class Volunteer(NamedTuple):
@@ -74,10 +74,11 @@ class Process:
         if self.onlooker is not None:
             self.onlooker.say(text)
 
-    def put(self, step: int, what: str, body: Body, length: int) -> bool:
+    def put(self, body: SlotBody) -> bool:
         """Put what the volunteer signs in a round; return whether it stands there now."""
         assert self.volunteer is not None
-        name = layout.of_peer(step, self.volunteer.peer, what)
+        length = layout.signed_bytes(body.slot, self.chain.document.slots)
+        name = layout.of_peer(body.round, body.peer, body.slot)
         return self.chain.store.put(name, sign(body, self.volunteer.key, length))
 
     def ask(self, progress: RunProgress) -> None:
@@ -93,4 +94,4 @@ class Process:
             self_test=self.chain.document.self_test,  # which was taken
         )
         if self.chain.look(layout.of_peer(step, me.peer, "join"), layout.JOIN_BYTES) is None:
-            self.put(step, "join", request, layout.JOIN_BYTES)
+            self.put(request)
