@@ -15,7 +15,6 @@ EXTRAS = {
     "lm_eval": "eval",
     "py_ecc": "beacon",
     "pyarrow": "parquet",
-    "ray": "ray",
     "s3fs": "s3",
     "sentencepiece": "hf",
     "tensorboardX": "sinks",

@@ -1,8 +1,8 @@
 """A carrier brings requests to peers' processes and answers back, and tells who came and left.
 
-`Carrier` has the bookkeeping that all carriers share: which requests are open, which peers did not
-answer in time, and which are lost. `Processes` is the carrier to children of the trainer, and to
-processes that connect to it by hand; `ray_actors.py` has the one to actors of Ray.
+`Carrier` has the bookkeeping: which requests are open, which peers did not answer in time, and
+which are lost. `Processes` is the carrier to children of the trainer, and to processes that connect
+to it by hand.
 """
 
 import os
@@ -59,14 +59,11 @@ class Carrier(ABC):
         self._number, self._sent = self._number + 1, time.monotonic()
         until = self._sent + seconds
         self._open, self._answers = {}, {}
-        peers_of: dict[int, list[int]] = {}  # peers of each distinct request
         for peer, request in by_peer.items():
             if self._is_there(peer):
-                peers_of.setdefault(id(request), []).append(peer)
+                self._send(peer, request)
             else:
                 self.lose(peer, "its process is not there")
-        for peers in peers_of.values():
-            self._send(peers, by_peer[peers[0]])
         for peer in self._lost:  # lost earlier, and nobody has called `lost` since
             self._open.pop(peer, None)
         while self._open and (left := until - time.monotonic()) > 0:
@@ -118,8 +115,8 @@ class Carrier(ABC):
         """Return whether a peer's process has said hello and is not lost."""
 
     @abstractmethod
-    def _send(self, peers: list[int], request: PeerRequest) -> None:
-        """Send peers a request, and note in `_open`, by peer, what its answer needs."""
+    def _send(self, peer: int, request: PeerRequest) -> None:
+        """Send a peer a request, and note in `_open`, by peer, what its answer needs."""
 
     @abstractmethod
     def _listen(self, seconds: float) -> None:
@@ -230,14 +227,13 @@ class Processes(Carrier):
     def _is_there(self, peer: int) -> bool:
         return all(process.name for process in self._gang(peer))
 
-    def _send(self, peers: list[int], request: PeerRequest) -> None:
-        for peer in peers:
-            gang, by_rank = self._gang(peer), []
-            buffers = request.buffers(self._trainer, self._number, gang[0].gang)
-            for place, process in zip(self._places(peer), gang, strict=True):
-                process.fresh = False
-                by_rank.append(_Open(buffers, self.hub.send(place, buffers)))
-            self._open[peer] = by_rank
+    def _send(self, peer: int, request: PeerRequest) -> None:
+        gang, by_rank = self._gang(peer), []
+        buffers = request.buffers(self._trainer, self._number, gang[0].gang)
+        for place, process in zip(self._places(peer), gang, strict=True):
+            process.fresh = False
+            by_rank.append(_Open(buffers, self.hub.send(place, buffers)))
+        self._open[peer] = by_rank
 
     def _listen(self, seconds: float) -> None:
         self._hear(seconds)

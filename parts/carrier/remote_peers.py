@@ -7,7 +7,6 @@ most of them give counts.
 
 import logging
 import os
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -30,7 +29,6 @@ from parts.carrier.channel import Hub, Place, Secrets
 from parts.carrier.handlers import SHARDS, leaves, tables_for_a_process, trees_of
 from parts.carrier.requests import OPERATIONS, FrameError, Hashed, PeerRequest, checked
 from parts.carrier.tables import runtime_of
-from pipeline import extras, runfile
 from pipeline.stage import signals
 from pipeline.start.begin import Setup
 
@@ -503,15 +501,13 @@ def start_peers(
         raise
 
 
-def _carrier(setup: Setup, state: State, scratch: Path) -> Carrier:
+def _carrier(setup: Setup, state: State, scratch: Path) -> Processes:
     run, runtime = setup.run, runtime_of(setup.run)
     shards = setup.programs.steps.by.shards.absolute()
     environment = {"PYTHONUNBUFFERED": "1", SHARDS: os.fspath(shards)}
     if folder := jax.config.jax_compilation_cache_dir:
         environment["JAX_COMPILATION_CACHE_DIR"] = os.fspath(folder)
     backend = "cuda" if jax.default_backend() == "gpu" else "cpu"
-    if runtime.carrier == "ray":
-        return _ray(run, environment, backend)
     peers, ranks = run.peers.count, run.peers.processes
     states = jax.tree.leaves((state.params, state.shared, setup.start.state.own[0]))
     message_bytes = SMALL_BYTES + 4 * sum(leaf.nbytes for leaf in states)
@@ -538,17 +534,3 @@ def gpus_of(number: int, count: int, parts: int) -> str:
     gpus = visible.split(",") if visible else [str(gpu) for gpu in range(count)]
     first = number % max(1, len(gpus) // parts) * parts
     return ",".join(gpus[first : first + parts])
-
-
-def _ray(run: runfile.Run, environment: dict[str, str], backend: str) -> Carrier:
-    try:
-        from parts.carrier import ray_actors
-    except ModuleNotFoundError as error:
-        raise extras.lacking('[runtime] carrier = "ray"', "ray") from error
-    environment["JAX_NUM_CPU_DEVICES"] = str(run.peers.fsdp)
-    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    cluster, count = runtime_of(run).ray, run.peers.count
-    carrier = ray_actors.start(count, cluster, environment=environment, backend=backend)
-    if shortage := ray_actors.shortage(count, cluster):
-        log.warning(f"train: {shortage}; waits {run.runtime.answer_seconds:g} s for more")
-    return carrier

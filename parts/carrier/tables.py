@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, cast
 from pydantic import Field
 
 from lockstep.tables.faults import PeerNumber
-from lockstep.tables.table import AsTuple, NotNegative, Table, wrong
+from lockstep.tables.table import AsTuple, Table, wrong
 from pipeline.runfile.answers import AnswerRow
 from pipeline.runfile.tables import CoreRuntime
 
@@ -13,41 +13,20 @@ if TYPE_CHECKING:
     from pipeline.runfile import Run
 
 
-class RayCluster(Table):
-    """The Ray cluster that runs the peers, and what each peer reserves in it."""
-
-    address: str = "auto"
-    """The cluster's address, as for `ray.init`; empty starts a cluster on this host."""
-    cpus: NotNegative = 1.0
-    """Cores that a peer reserves."""
-    gpus: NotNegative = 0.0
-    """GPUs that a peer reserves: peers.fsdp of them, if it computes on GPUs."""
-    memory_gb: NotNegative = 0.0
-    """Memory that a peer reserves, in 10^9 bytes; 0 reserves none."""
-    strategy: Literal["SPREAD", "DEFAULT", "STRICT_SPREAD", "STRICT_PACK"] = "SPREAD"
-    """How Ray places peers; the strict ways reserve everything at once, in a placement group.
-    SPREAD: over the hosts. DEFAULT: on as few hosts as it takes. STRICT_SPREAD: each peer on a host
-    of its own. STRICT_PACK: all peers on one host."""
-    working_dir: str = ""
-    """Folder of the project that is copied to each host; empty where hosts have it at this path."""
-
-
 class CarrierRuntime(CoreRuntime):
     """The keys of `[runtime]` for peers in processes of their own."""
 
     told: ClassVar[tuple[str, ...]] = ("carrier",)
 
-    carrier: Literal["in_process", "processes", "ray"] = "in_process"
+    carrier: Literal["in_process", "processes"] = "in_process"
     """Where peers run. in_process: all in the process that trains. processes: each in a process of
-    its own, which the trainer starts on this host. ray: each an actor of a Ray cluster."""
+    its own, which the trainer starts on this host, unless `by_hand` has it."""
     by_hand: Annotated[tuple[PeerNumber, ...], AsTuple] = ()
     """Peers whose processes the trainer does not start: `lockstep sidecar` starts them, on any host
     that reaches the trainer. Applies to carrier = "processes"."""
     listen: Annotated[str, Field(pattern=r"^[^:/]+:[0-9]{1,5}$")] = "127.0.0.1:0"
     """Address, host:port, where the trainer waits for its peers' processes; port 0 is any free one.
     A process that connects must know a key of the run. Applies to carrier = "processes"."""
-    ray: RayCluster = RayCluster()
-    """The Ray cluster, for carrier = "ray"."""
 
     @property
     def in_one_process(self) -> bool:
@@ -71,7 +50,5 @@ def rules(run: "Run") -> None:
     if not runtime.in_one_process and peers.layout != "each":
         text = f"in_process with peers.layout = {peers.layout}, one program for all peers"
         raise wrong(("runtime", "carrier"), text)
-    if runtime.carrier == "ray" and peers.processes > 1:
-        raise wrong(("peers", "processes"), "1 with runtime.carrier = ray")
     if max(runtime.by_hand, default=0) >= peers.count:
         raise wrong(("runtime", "by_hand"), f"numbers less than peers.count ({peers.count})")

@@ -32,7 +32,6 @@ PART_OF = {
     "runtime.carrier": "carrier",
     "runtime.from_state": "volunteers",
     "runtime.listen": "carrier",
-    "runtime.ray": "carrier",
     "runtime.store": "volunteers",
     "runtime.volunteer_key": "volunteers",
     "runtime.worker_env": "workload",

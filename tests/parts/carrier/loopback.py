@@ -32,25 +32,22 @@ class Loopback(Carrier):
     def _is_there(self, peer: int) -> bool:
         return self.of[peer] is not None
 
-    def _send(self, peers: list[int], one: PeerRequest) -> None:
-        for peer in peers:
-            self.fresh.discard(peer)
-            how = self.fails(peer, one.operation)
-            self.events += bool(how)
-            if how == "leave":
-                self.wants.add(peer)
-            if how != "before":
-                request = [bytes(b) for b in one.buffers(self._trainer, self._number)]
-                header, arrays = decode(
-                    AnswerHeader, [bytes(b) for b in self.of[peer].answer(request)]
-                )
-                assert header.error is None, header.error
-            if how in ("before", "after"):
-                self.of[peer] = None
-                self.gone[peer] = self.calls + BACK_AFTER
-                self._lost[peer] = f"died {how} {one.operation}"
-            else:
-                self._answers[peer] = PeerAnswer(header, arrays, 0.01)
+    def _send(self, peer: int, one: PeerRequest) -> None:
+        self.fresh.discard(peer)
+        how = self.fails(peer, one.operation)
+        self.events += bool(how)
+        if how == "leave":
+            self.wants.add(peer)
+        if how != "before":
+            request = [bytes(b) for b in one.buffers(self._trainer, self._number)]
+            header, arrays = decode(AnswerHeader, [bytes(b) for b in self.of[peer].answer(request)])
+            assert header.error is None, header.error
+        if how in ("before", "after"):
+            self.of[peer] = None
+            self.gone[peer] = self.calls + BACK_AFTER
+            self._lost[peer] = f"died {how} {one.operation}"
+        else:
+            self._answers[peer] = PeerAnswer(header, arrays, 0.01)
 
     def _listen(self, seconds: float) -> None:
         pass

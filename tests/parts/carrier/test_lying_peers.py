@@ -96,13 +96,12 @@ class Told(Carrier):
     def _is_there(self, peer: int) -> bool:
         return True
 
-    def _send(self, peers: list[int], one: PeerRequest) -> None:
-        for peer in peers:
-            try:
-                header, arrays = decode(AnswerHeader, self.buffers(peer, one))
-                self._answers[peer] = PeerAnswer(header, arrays, 0.1)
-            except FrameError as error:
-                self.lose(peer, f"nonsense: {error}")
+    def _send(self, peer: int, one: PeerRequest) -> None:
+        try:
+            header, arrays = decode(AnswerHeader, self.buffers(peer, one))
+            self._answers[peer] = PeerAnswer(header, arrays, 0.1)
+        except FrameError as error:
+            self.lose(peer, f"nonsense: {error}")
 
     def buffers(self, peer: int, one: PeerRequest) -> list[Buffer]:
         values, arrays = self.processes[peer].answer(one)
