@@ -33,7 +33,7 @@ OPTIONS = {"root", "follow", "replays", "key", "attempts", "stall_seconds", "max
 def is_run(source: str, network: NetSettings) -> bool:
     """Return whether an address is that of a run of volunteers; a web server is asked."""
     scheme, _, rest = source.partition("://")
-    if not rest or scheme not in ("file", "gs", "http", "https", "s3"):
+    if not rest or scheme not in ("file", "http", "https", "s3"):
         return False
     if not scheme.startswith("http"):
         return True

@@ -37,7 +37,7 @@ class StoreRuntime(CoreRuntime):
 
     store: str = ""
     """Address of the store of the run of volunteers to follow, with links.clock = "store":
-    file:///FOLDER, s3://BUCKET/FOLDER or gs://BUCKET/FOLDER."""
+    file:///FOLDER, s3://BUCKET/FOLDER or https://SERVER/FOLDER."""
     volunteer_key: str = ""
     """File with the key of the volunteer that trains here; if empty, the run is followed without
     training."""

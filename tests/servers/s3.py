@@ -36,9 +36,7 @@ class S3(web.Served):
       key: of who may read, as its clients sign with it.
       public: whether anybody may read, but not list, as on AWS: who asks for what is not there
         then hears 403.
-      condition: header, and its value, on which nothing is put over an object.
-      keeps: whether the condition is kept.
-      token: a bearer of it may do all, as at Google's storage.
+      keeps: whether the condition is kept on which nothing is put over an object.
     """
 
     name: str = "ours"
@@ -47,9 +45,7 @@ class S3(web.Served):
     secret: str = "s3-secret-sentinel"
     times: dict[str, float] = field(default_factory=dict)
     public: bool = False
-    condition: tuple[str, str] = ("If-None-Match", "*")
     keeps: bool = True
-    token: str | None = None
 
     def put(self, key: str, content: bytes, *, only_new: bool = False) -> bool:
         """Puts an object; whether it did."""
@@ -93,8 +89,6 @@ class _Handler(web.Handler):
             why = self.wrong_signature()
         elif bucket.public and reads:
             why = "" if key in bucket.objects else "Access Denied"
-        elif bucket.token is not None:
-            why = "" if said == f"Bearer {bucket.token}" else "Access Denied"
         else:
             by_key = re.match(rf"AWS4-HMAC-SHA256 Credential={bucket.key}/", said or "")
             why = "" if by_key else "Access Denied"
@@ -133,9 +127,9 @@ class _Handler(web.Handler):
         return "" if right and same_names else "The request signature does not match"
 
     def do_PUT(self) -> None:
-        content, (header, value) = self.body(), self.served.condition
+        content = self.body()
         if key := self.asked():
-            only_new = self.headers.get(header) == value
+            only_new = self.headers.get("If-None-Match") == "*"
             if self.served.put(key, content, only_new=only_new):
                 self.answer(200, ETag=_tag(content))
             else:

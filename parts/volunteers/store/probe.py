@@ -12,7 +12,7 @@ from typing import NamedTuple
 from lockstep.errors import LockstepError
 from parts.volunteers.store.s3 import SOON, S3Endpoint
 from parts.volunteers.store.verbs import Store
-from parts.volunteers.store.web_store import TAKEN, StoreRequest, WebStore
+from parts.volunteers.store.web_store import IF_FREE, TAKEN, StoreRequest, WebStore
 from pipeline.net import limits, web
 
 NAMES, WRITERS = 20, 8
@@ -91,7 +91,7 @@ def _trials(endpoint: S3Endpoint, folder: str) -> Iterator[Trial]:
     size = len(CONTENT)
     asks = [StoreRequest("PUT", f"{folder}/signed", size), StoreRequest("LIST", f"{folder}/")]
     put, listing = endpoint.sign(asks, SOON)
-    renamed, condition = put.replace("/signed?", "/another?"), endpoint.condition
+    renamed, condition = put.replace("/signed?", "/another?"), IF_FREE
     others = listing.replace(folder.replace("/", "%2F"), "probe%2Fother")
     address = "a signed address"
     yield Trial(f"{address} with another name", "PUT", renamed, condition, CONTENT, FORBIDDEN)

@@ -26,7 +26,6 @@ METHODS = {
 class S3Endpoint:
     """The addresses of a folder of a bucket."""
 
-    condition = {"If-None-Match": "*"}
     hides = False
 
     def __init__(self, address: str):

@@ -5,18 +5,12 @@ from pathlib import Path
 from lockstep.errors import LockstepError, brief, hide
 from parts.volunteers.store.addresses import PublicEndpoint
 from parts.volunteers.store.folder import FolderStore
-from parts.volunteers.store.google import GoogleEndpoint
 from parts.volunteers.store.s3 import S3Endpoint
 from parts.volunteers.store.verbs import Store
 from parts.volunteers.store.web_store import WebStore
 from pipeline.net.limits import NetSettings
 
-SCHEMES = {
-    "gs": GoogleEndpoint,
-    "http": PublicEndpoint,
-    "https": PublicEndpoint,
-    "s3": S3Endpoint,
-}
+SCHEMES = {"http": PublicEndpoint, "https": PublicEndpoint, "s3": S3Endpoint}
 
 
 def open_store(address: str, network: NetSettings | None = None) -> Store:
@@ -31,6 +25,6 @@ def open_store(address: str, network: NetSettings | None = None) -> Store:
         endpoint = SCHEMES[scheme](address.rstrip("/"))
         return WebStore(hide(address.rstrip("/")), endpoint, network or NetSettings())
     raise LockstepError(
-        f"{brief(address)}: found no store, expected file:///FOLDER, s3://BUCKET/FOLDER, "
-        "gs://BUCKET/FOLDER or https://SERVER/FOLDER"
+        f"{brief(address)}: found no store, expected file:///FOLDER, s3://BUCKET/FOLDER or "
+        "https://SERVER/FOLDER"
     )

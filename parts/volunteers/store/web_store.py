@@ -1,4 +1,4 @@
-"""A store that speaks HTTP: S3, Google's storage, or either by addresses that its owner signed.
+"""A store that speaks S3, by its owner's credentials or by addresses that its owner signed.
 
 The status of an answer decides, and no library's class. 412 is taken. After every other answer but
 success, and where no answer comes, the object is read, and whose bytes stand there won; where
@@ -23,6 +23,7 @@ from pipeline.net.limits import NetSettings, TransientError
 DONE = {201, 204}  # beside 200
 BUSY, TAKEN = 409, 412  # two puts at once; there is one
 ATTEMPT = "its bytes there"
+IF_FREE = {"If-None-Match": "*"}  # a put writes nothing over an object
 
 
 class StoreRequest(NamedTuple):
@@ -38,7 +39,6 @@ class Endpoint(Protocol):
     """The addresses of a store, to which its requests go."""
 
     folder: str  #: Prefix in the store of the run's names, such as "run/".
-    condition: dict[str, str]  #: Headers with which a put writes nothing over an object.
     hides: bool  #: Whether it answers 403 where there is no object.
 
     def find(self, ask: StoreRequest) -> tuple[str, dict[str, str]]:
@@ -73,9 +73,8 @@ class WebStore:
         """Put an object once; return None if the server says that it did."""
         request = self._request(StoreRequest("PUT", name, len(content)))
         statuses = DONE | {BUSY, TAKEN}
-        headers = self.endpoint.condition
         try:
-            with web.opened("PUT", request, self.network, headers, statuses, content) as answer:
+            with web.opened("PUT", request, self.network, IF_FREE, statuses, content) as answer:
                 if answer.status in (BUSY, TAKEN):
                     message = f"{request.name}: answered {answer.status}, and nothing is there"
                     return TransientError(message, answer.headers.get("Retry-After"))

@@ -9,7 +9,7 @@ import pytest
 
 from parts.volunteers.store.schemes import open_store
 from parts.volunteers.store.verbs import Store
-from pipeline.net import fsspec_files, google
+from pipeline.net import fsspec_files
 from pipeline.net.limits import NetSettings
 from tests.servers import s3
 from tests.servers.s3 import S3, running_s3
@@ -23,17 +23,14 @@ BUCKET, RUN = "ours", "a run"
 def opened(
     kind: str, folder: Path, patch: pytest.MonkeyPatch, address: str = ""
 ) -> Iterator[Store]:
-    """A store: "folder"; "moto"; this project's server as "s3" or "google"; "ceph" at `address`."""
+    """A store: "folder"; "moto"; this project's server as "s3"; "ceph" at `address`."""
     if kind == "folder":
         yield open_store(f"file://{folder}")
         return
-    servers = {"moto": _moto, "s3": running_s3, "google": running_google}
+    servers = {"moto": _moto, "s3": running_s3}
     with _ceph(patch, address) if kind == "ceph" else servers[kind](patch):
-        scheme = "gs" if kind == "google" else "s3"
-        run = (
-            f"{RUN} {uuid4()}" if kind in ("ceph", "moto") else RUN
-        )  # which keep what another test put
-        yield open_store(f"{scheme}://{BUCKET}/{run}", SOON)
+        run = RUN if kind == "s3" else f"{RUN} {uuid4()}"  # others keep what another test put
+        yield open_store(f"s3://{BUCKET}/{run}", SOON)
 
 
 @contextmanager
@@ -60,17 +57,3 @@ def _moto(patch: pytest.MonkeyPatch) -> Iterator[str]:
         with suppress(FileExistsError):
             fsspec_files.find_file_system(f"s3://{BUCKET}")[0].mkdir(BUCKET)
         yield address
-
-
-@contextmanager
-def running_google(patch: pytest.MonkeyPatch) -> Iterator[S3]:
-    """A bucket as Google's XML API shows it."""
-    patch.delenv(google.KEY, raising=False)
-    patch.setenv("NO_GCE_CHECK", "true")
-    bucket = S3(condition=("x-goog-if-generation-match", "0"), token="ya29.sentinel")
-    patch.setattr(
-        google, "authorization", lambda *_, **__: {"Authorization": f"Bearer {bucket.token}"}
-    )
-    with bucket.serving():
-        patch.setenv(google.EMULATOR, bucket.address)
-        yield bucket

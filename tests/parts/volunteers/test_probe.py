@@ -9,7 +9,7 @@ from lockstep.errors import LockstepError
 from parts.volunteers.store.probe import probe
 from parts.volunteers.store.schemes import open_store
 from pipeline.stage.keys import PROJECT
-from tests.parts.volunteers.stores import BUCKET, RUN, SOON, opened, running_google
+from tests.parts.volunteers.stores import BUCKET, RUN, SOON, opened
 from tests.servers import s3 as s3_server
 from tests.servers.s3 import running_s3
 
@@ -22,15 +22,15 @@ def bucket(monkeypatch):
         yield bucket
 
 
-def refusal(scheme: str = "s3") -> str:
+def refusal() -> str:
     """The line with which a store is refused."""
     with pytest.raises(LockstepError) as caught:
-        probe(open_store(f"{scheme}://{BUCKET}/{RUN}", SOON))
+        probe(open_store(f"s3://{BUCKET}/{RUN}", SOON))
     assert "\n" not in str(caught.value) and "X-Amz-Signature=" not in str(caught.value)
     return str(caught.value)
 
 
-@pytest.mark.parametrize("kind", ["folder", "s3", "google"])
+@pytest.mark.parametrize("kind", ["folder", "s3"])
 def test_a_store_that_keeps_all_passes_and_nothing_is_left(kind, tmp_path, monkeypatch):
     with opened(kind, tmp_path / "store", monkeypatch) as store:
         store.create("run.json", b"{}")
@@ -38,13 +38,10 @@ def test_a_store_that_keeps_all_passes_and_nothing_is_left(kind, tmp_path, monke
         assert store.names("probe/") == {} and store.look("run.json", 2).content == b"{}"
 
 
-def test_a_store_in_which_two_win_is_refused_and_left_clean(bucket, monkeypatch):
+def test_a_store_in_which_two_win_is_refused_and_left_clean(bucket):
     bucket.keeps = False
     assert re.search("[2-8] of 8 writers .* expected 1:", refusal())
     assert bucket.objects == {}
-    with running_google(monkeypatch) as google:
-        google.keeps = False
-        assert re.search("[2-8] of 8 writers .* expected 1:", refusal("gs"))
 
 
 def test_a_store_that_checks_no_signature_is_refused(tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ from tests.servers import misbehaviour as wrong
 from tests.servers.misbehaviour import Misbehaviour
 from tests.servers.s3 import S3, running_s3
 
-KINDS = "folder", "moto", "s3", "google", pytest.param("ceph", marks=pytest.mark.soak)
+KINDS = "folder", "moto", "s3", pytest.param("ceph", marks=pytest.mark.soak)
 NAME = "rounds/00000001/007.record"
 
 
