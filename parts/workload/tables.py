@@ -121,9 +121,9 @@ class DataArrays(Data):
 
     holds_tokens = False
     path: Url
-    """Path of a .npy, .npz or .safetensors file, or of a folder, at most 192 bytes. In a folder,
-    each .npy file is one array, whereas .npz or .safetensors files add their examples one file
-    after the other. The first axis of each array counts the examples."""
+    """Path of a .npy or .safetensors file, or of a folder, at most 192 bytes. In a folder, each
+    .npy file is one array, whereas .safetensors files add their examples one file after the other.
+    The first axis of each array counts the examples."""
     held_out_percent: HeldOutPercent | None = None
     """Percentage of the examples that no peer trains on, above 0 and below 100, spread evenly. By
     default the examples in the folder held_out/ of the path are held out; without that folder,

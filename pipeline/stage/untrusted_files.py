@@ -14,8 +14,6 @@ while it is read; then its hash would be that of other bytes.
 import os
 import struct
 import tokenize
-import zipfile
-import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,8 +42,6 @@ A_FILE_OF_ARRAYS = (
     ValueError,
     struct.error,
     tokenize.TokenError,
-    zipfile.BadZipFile,
-    zlib.error,
 )
 
 

@@ -6,13 +6,11 @@ What a server sends is read by who reads a file, so these are of folders.
 import gzip
 import io
 import json
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pyarrow
-from numpy.lib import format as npy
 from pyarrow import parquet
 
 from tests.pipeline.tokens.test_growth import LONG, definition
@@ -40,20 +38,11 @@ def _aliases(key: str) -> bytes:
     return "\n".join([*lines, f"{key}: *l9", ""]).encode()
 
 
-def _npz() -> bytes:
-    with zipfile.ZipFile(file := io.BytesIO(), "w", zipfile.ZIP_DEFLATED) as archive:
-        header = {"descr": "<f4", "fortran_order": False, "shape": (4, 2**40)}
-        npy.write_array_header_2_0(member := io.BytesIO(), header)
-        archive.writestr("x.npy", member.getvalue() + bytes(2**20))
-    return file.getvalue()
-
-
 # The end of a name -> what is in the file.
 BOMBS: dict[str, Callable[[], bytes]] = {
     ".gz": lambda: gzip.compress(BLANK),
     ".zst": lambda: pyarrow.compress(BLANK, "zstd", asbytes=True),
     ".parquet": _parquet,
-    ".npz": _npz,
     ".safetensors": lambda: (2**60).to_bytes(8, "little") + b'{"a":',
     "README.md": lambda: b"---\n" + _aliases("configs") + b"---\n",
     "tokenizer.json": lambda: json.dumps(definition(normalizer=LONG)).encode(),

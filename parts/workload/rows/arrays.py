@@ -1,26 +1,22 @@
 """Arrays of examples, for a workload: of files of this machine, or of its own `dataset(split)`.
 
-`data_location.Arrays` are .npy, .npz and safetensors, read a slice of their first axis at a time.
-What NumPy wrote is read as a stream, and no pickle is ever loaded. A folder of .npy files is an
-array of each; of .npz or safetensors files each has all arrays, of some of the examples.
+`data_location.Arrays` are .npy and safetensors, mapped, and read a slice of their first axis at a
+time; no pickle is ever loaded. A folder of .npy files is an array of each; of safetensors files
+each has all arrays, of some of the examples.
 
 `data_location.Workload` asks the workload by `FetchOptions.dataset`: this room starts no process.
 """
 
 import hashlib
-import math
-import os
-import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.lib import format as npy
 
-from lockstep.errors import LockstepError, brief, expecting
+from lockstep.errors import LockstepError, expecting
 from lockstep.files import check_regular_file, sha256_file
 from lockstep.tables.variant import variant_name
 from lockstep.transcript.tensorfile import TensorFile
@@ -54,8 +50,7 @@ from pipeline.tokens.shards import Split
 
 AnyArrays: TypeAlias = DataArrays | DataWorkload
 PATH = "model.LLM.data_location.Arrays"
-KINDS = (".npy", ".npz", ".safetensors")
-MOST_ARRAYS = 1000  # of a file; as many members are open at once
+KINDS = (".npy", ".safetensors")
 
 
 class ArrayData(NamedTuple):
@@ -201,106 +196,28 @@ def _read_file(path: Path) -> Examples:
     """Return what is in one file of arrays."""
     check_regular_file(path)
     if path.suffix not in KINDS:
-        raise LockstepError(f"{path}: expected a file that ends in {', '.join(KINDS)}")
-    opened = {
-        ".npy": partial(_open_npy, [path]),
-        ".npz": partial(_open_npz, path),
-        ".safetensors": partial(_open_safetensors, path),
-    }
-    return examples_of(str(path), opened[path.suffix])
-
-
-# ---- NumPy's files ----
-
-
-class _Streamed:
-    """An array in a stream: slices of its first axis, one after the other."""
-
-    def __init__(self, stream: BinaryIO, where: str):
-        self._stream, self._where, self._next = stream, where, 0
-        self.shape, fortran, self.dtype = _read_header(stream)
-        if self.dtype.hasobject:
-            raise ValueError("found Python objects")
-        if fortran and len(self.shape) > 1:
-            raise ValueError("found columns first (Fortran order), expected C order")
-        if min(self.shape, default=0) < 0:
-            raise ValueError(f"found shape {self.shape}")
-
-    def __getitem__(self, examples: slice) -> np.ndarray:
-        start, stop, _ = examples.indices(self.shape[0])
-        assert start == self._next, f"{start} after {self._next}"
-        shape = (stop - start, *self.shape[1:])
-        with expecting(self._where, *A_FILE_OF_ARRAYS):
-            values = np.empty(shape, self.dtype)
-            buffer = memoryview(values.reshape(-1).view(np.uint8))
-            done = 0
-            while done < len(buffer):
-                piece = self._stream.readinto(buffer[done:])
-                if not piece:
-                    break
-                done += piece
-            last = stop == self.shape[0]
-            more = self._stream.read(1) if last else b""  # a zip file's checksum is at its end
-        if done < len(buffer) or more:
-            amount = "more" if more else "fewer"
-            raise LockstepError(
-                f"{self._where}: found {amount} bytes than its header says, expected an array of "
-                f"shape {list(self.shape)} and type {self.dtype}"
-            )
-        self._next = stop
-        return values
-
-
-def _read_header(stream: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """Return shape, whether it is in Fortran order, and dtype of what NumPy wrote."""
-    version = npy.read_magic(stream)
-    read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(version)
-    if read is None:
-        raise ValueError(f"found version {version} of the format, expected 1.0 or 2.0")
-    return read(stream)
+        unpacked = ", which `unzip` makes a folder of .npy files" * (path.suffix == ".npz")
+        raise LockstepError(f"{path}: expected a file that ends in {' or '.join(KINDS)}{unpacked}")
+    if path.suffix == ".npy":
+        return examples_of(str(path), partial(_open_npy, [path]))
+    return examples_of(str(path), partial(_open_safetensors, path))
 
 
 @contextmanager
 def _open_npy(paths: list[Path]) -> Iterator[Mapping[str, Sliced]]:
-    with ExitStack() as stack:
-        arrays = {}
-        for path in paths:
-            with expecting(path, *A_FILE_OF_ARRAYS):
-                file = stack.enter_context(open(path, "rb"))
-                array = arrays[path.stem] = _Streamed(file, str(path))
-                size = os.fstat(file.fileno()).st_size - file.tell()
-            _check_size(array, size, str(path))
-        yield arrays
+    yield {path.stem: _mapped(path) for path in paths}
 
 
-@contextmanager
-def _open_npz(path: Path) -> Iterator[Mapping[str, Sliced]]:
-    with ExitStack() as stack:
-        with expecting(path, *A_FILE_OF_ARRAYS):
-            archive = stack.enter_context(zipfile.ZipFile(path))
-        members, arrays = archive.infolist(), {}
-        if len(members) > MOST_ARRAYS:
-            raise LockstepError(
-                f"{path}: found {len(members)} arrays, expected at most {MOST_ARRAYS}"
-            )
-        for member in members:
-            name, where = member.filename.removesuffix(".npy"), f"{path}: {brief(member.filename)}"
-            if name in arrays or name == member.filename:
-                raise LockstepError(f"{where}: expected a name that ends in .npy, and none twice")
-            with expecting(where, *A_FILE_OF_ARRAYS):
-                stream = stack.enter_context(archive.open(member))
-                array = arrays[name] = _Streamed(stream, where)
-                size = member.file_size - stream.tell()
-            _check_size(array, size, where)
-        yield arrays
-
-
-def _check_size(array: _Streamed, size: int, where: str) -> None:
-    expected = array.dtype.itemsize * math.prod(array.shape)
-    if size != expected:
+def _mapped(path: Path) -> np.ndarray:
+    """Return the array that NumPy wrote, mapped; of Python objects there is none."""
+    with expecting(path, *A_FILE_OF_ARRAYS):
+        array = np.lib.format.open_memmap(path, mode="r")
+        after = path.stat().st_size - array.offset
+    if after != array.nbytes:
         raise LockstepError(
-            f"{where}: found {size} bytes after its header, expected {expected} as it says"
+            f"{path}: found {after} bytes after its header, expected {array.nbytes} as it says"
         )
+    return array
 
 
 @contextmanager

@@ -81,7 +81,7 @@ class Sliced(Protocol):
     dtype: np.dtype
 
     def __getitem__(self, examples: slice) -> Any:
-        """Return the values of these examples; slices may have to follow one another."""
+        """Return the values of these examples."""
 
 
 OpenArrays = Callable[[], AbstractContextManager[Mapping[str, Sliced]]]

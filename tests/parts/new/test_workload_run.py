@@ -6,6 +6,7 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from lockstep.errors import LockstepError
 from lockstep.files import read_json
@@ -44,9 +45,10 @@ def test_a_class_is_asked_for_its_data_rows_and_batch(tmp_path):
 
 
 def test_arrays_and_a_rate_are_those_that_were_given(tmp_path):
-    file, data = tmp_path / "run.toml", tmp_path / "arrays.npz"
+    file, data = tmp_path / "run.toml", tmp_path / "arrays.safetensors"
     draw = np.random.default_rng(0)
-    np.savez(data, x=draw.standard_normal((200, 12, 12)).astype(np.float32), y=np.arange(200) % 10)
+    x = draw.standard_normal((200, 12, 12)).astype(np.float32)
+    save_file({"x": x, "y": np.arange(200) % 10}, data)
     given = ("--data", f"arrays:{data}", "--optimizer", "distro", "--learning-rate", 3e-3)
     lockstep_new(file, *OWN, *given, "--passes", 3, "--batch", 16, "--root", tmp_path)
     run = runfile.load(file)
@@ -126,9 +128,9 @@ def test_options_in_all_combinations_of_two_make_a_run_or_one_line(tmp_path):
         (("--tokens", "1e6"), ("--tokens",)),
         (("--config", "{"), ("--config", "{")),
         (("--config", '{"vocab_size": "300"}'), ("--config", "vocab_size", "300")),
-        (("--data", "arrays:~nobody-here/x.npz"), ("--data", "~nobody-here")),
+        (("--data", "arrays:~nobody-here/x.npy"), ("--data", "~nobody-here")),
         (("--batch", 40 * 1000, "--passes", 2), ("--passes", 2, "4,096", "40,000")),
-        (("--data", "arrays:nowhere.npz"), ("nowhere.npz",)),
+        (("--data", "arrays:nowhere.npy"), ("nowhere.npy",)),
     ],
 )
 def test_what_cannot_be_is_one_line(given, named, tmp_path):

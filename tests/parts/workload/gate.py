@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from safetensors.numpy import save_file
 
 from parts.workload.tables import DataArrays, DataFiles
 from pipeline.runfile.data import Data
@@ -14,6 +15,7 @@ from tests.gate.folders import (
     NAMED,
     NOT_READ,
     PLAIN,
+    TENSORS,
     WITHIN,
     FolderRow,
     download,
@@ -22,8 +24,8 @@ from tests.gate.folders import (
 
 
 def _arrays(folder: Path) -> None:
-    for name in ("a.npz", "b.npz"):
-        np.savez(folder / name, x=np.arange(4))
+    for name in ("a.safetensors", "b.safetensors"):
+        save_file({"x": np.arange(4)}, folder / name)
 
 
 def _of_rows(kind: type[Data]) -> Callable[[Path], Data]:
@@ -34,14 +36,14 @@ FOLDERS = [
     FolderRow(
         "`download`, `Arrays`",
         _arrays,
-        "a.npz",
+        "a.safetensors",
         download(_of_rows(DataArrays)),
         {
             **WITHIN,
-            SPARSE: "expected a file of arrays",
+            SPARSE: TENSORS,
             SURROGATE: NAMED,
             DEEP: NOT_READ,
-            BOMB: "bytes after its header",
+            BOMB: TENSORS,
         },
     ),
     FolderRow(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from tests.pipeline.sources.place import LENGTH, SEEDED, Place
 
@@ -13,9 +14,10 @@ from tests.pipeline.sources.place import LENGTH, SEEDED, Place
 @contextmanager
 def _arrays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     numbers = np.arange(50 * (LENGTH - 1)).reshape(50, LENGTH - 1)
-    np.savez(folder / "a.npz", x=numbers.astype(np.float32), y=np.arange(50, dtype=np.uint8))
+    arrays = {"x": numbers.astype(np.float32), "y": np.arange(50, dtype=np.uint8)}
+    save_file(arrays, folder / "a.safetensors")
     how = {"held_out_percent": 20.0, "shuffle": SEEDED}
-    yield Place({"Arrays": {"path": str(folder / "a.npz"), **how}}, listed=False)
+    yield Place({"Arrays": {"path": str(folder / "a.safetensors"), **how}}, listed=False)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from lockstep.errors import LockstepError
 from lockstep.files import read_json
@@ -29,8 +30,8 @@ Stage = Callable[..., tuple[runfile.Run, Path]]
 def stage(tmp_path) -> Stage:
     """Runs the stage download on 40 rows of arrays; returns the run and its shards."""
     arrays = {"x": np.arange(160, dtype=np.float32).reshape(40, 4), "y": np.arange(40) > 9}
-    np.savez(tmp_path / "a.npz", **arrays)
-    location = {"path": str(tmp_path / "a.npz"), "held_out_percent": 25.0, "shuffle": "DontShuffle"}
+    save_file(arrays, path := tmp_path / "a.safetensors")
+    location = {"path": str(path), "held_out_percent": 25.0, "shuffle": "DontShuffle"}
 
     def stage(**changes: object) -> tuple[runfile.Run, Path]:
         changes = {"model__LLM__max_seq_len": WIDTH} | changes
@@ -63,9 +64,8 @@ def test_another_width_than_the_runs_is_refused_with_both_and_the_file(
     monkeypatch.setattr(LanguageModelSubject, "any_rows", True)  # as a workload does
     with pytest.raises(LockstepError) as caught:
         begin.read_to_train(run, tmp_path, shards)
-    expected = (
-        f"model.LLM.max_seq_len is 16, expected 5, the number of words in a row of {tmp_path}/a.npz"
-    )
+    words = "the number of words in a row of"
+    expected = f"model.LLM.max_seq_len is 16, expected 5, {words} {tmp_path}/a.safetensors"
     assert str(caught.value) == expected
 
 
@@ -125,6 +125,7 @@ def test_a_pin_holds_the_run_to_the_arrays(stage, tmp_path):
     key, *within = INPUTS["download"][1:]
     pin = read_json(shards / key)[within[0]]["sha256"]
     stage(pins__data=pin)
-    np.savez(tmp_path / "a.npz", x=np.zeros((40, 4), np.float32), y=np.zeros(40, bool))
+    arrays = {"x": np.zeros((40, 4), np.float32), "y": np.zeros(40, bool)}
+    save_file(arrays, tmp_path / "a.safetensors")
     with refused("[pins] data", pin):
         stage(pins__data=pin)
