@@ -71,9 +71,10 @@ def differences(
     d0, s0 = prior(variance_P, count - 1)
     share = 1.0 if math.isinf(d0) else d0 / (d0 + count - 1)
     error_P = np.sqrt(np.maximum(variance_P, share * s0 + (1 - share) * variance_P) / count)
+    error_P[~gaps_PS.any(axis=1)] = 0.0  # the same losses, as of a failure that changes no bit
     rows = len({name for pair in pairs for name in pair})
     freedom = min(d0 + count - 1, (rows - 1) * (count - 1))
-    with np.errstate(divide="ignore", invalid="ignore"):  # equal differences and no prior
+    with np.errstate(divide="ignore", invalid="ignore"):
         t_P = np.where(mean_P == 0, 0.0, np.abs(mean_P) / error_P)
     p_P = 2 * special.stdtr(freedom, -t_P)
     reach_P = special.stdtrit(freedom, 0.5 + LEVEL / 2) * error_P

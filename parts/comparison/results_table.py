@@ -335,9 +335,11 @@ def conclusions(compare: Compare, table: Sequence[Row]) -> Iterator[str]:
     if len(compare.seeds) == 1:
         yield "One seed: which differences exceed those of seeds is not known."
     else:
-        named = "named before the trainings" if compare.pairs else "each two methods"
-        yield from _told_apart([pair for pair in pairs if pair.holm is not None], named, rows)
-        yield from _told_apart(failure_costs(table), "a method with a failure and without", rows)
+        tested, few = [pair for pair in pairs if pair.holm is not None], bool(compare.pairs)
+        named = "named before the trainings" if few else "each two methods"
+        yield from _told_apart(tested, named, rows, [True] * few + [False])
+        costs = failure_costs(table)
+        yield from _told_apart(costs, "a method with a failure and without", rows, [True])
     if labels := ", ".join(row.label for row in unbeaten(table, pairs)):
         yield (
             f"Nothing is shown to beat for its bytes: {labels}. That is: whatever has a lower mean "
@@ -358,17 +360,19 @@ def _measured_on(plain: Sequence[Row]) -> str | None:
     return f"A loss is measured on {text} at most; on equal seeds, every method on the same."
 
 
-def _told_apart(pairs: Sequence[Difference], of: str, rows: Mapping[str, Row]) -> Iterator[str]:
-    if not pairs:
-        return
-    yield f"Pairs tested together by Holm at 5 %: {len(pairs)}, {of}."
-    for said, shown in (("Told apart", True), ("Not told apart", False)):
+def _told_apart(
+    pairs: Sequence[Difference], of: str, rows: Mapping[str, Row], said: Sequence[bool]
+) -> Iterator[str]:
+    apart = sum(pair.told_apart for pair in pairs)
+    if pairs:
+        yield f"Tested together by Holm at 5 %: {len(pairs)} pairs, {of}; {apart} told apart."
+    for shown in said if pairs else ():
         each = [
             f"{_name(rows[pair.better])} - {_name(rows[pair.worse])} ({pair})"
             for pair in pairs
             if pair.told_apart == shown
         ]
-        yield f"{said}: {'; '.join(each) or 'none'}."
+        yield f"{'Told' if shown else 'Not told'} apart: {'; '.join(each) or 'none'}."
 
 
 def _name(row: Row) -> str:

@@ -31,7 +31,7 @@ def test_a_pair_alone_has_students_t():
     same = differences(
         {"a": a, "b": a, "c": [1.0, 2.0, 3.0]}
     )  # as of a failure that changes no bit
-    assert [one.p for one in same] == [1.0, 0.0, 0.0]
+    assert [one.p for one in same] == [1.0, 0.0, 0.0] and same[0][3:5] == (0.0, 0.0)
 
 
 def test_a_small_variance_is_shrunk_towards_that_of_all_pairs_and_a_large_one_is_kept():

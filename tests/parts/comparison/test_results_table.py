@@ -87,12 +87,13 @@ def test_only_tested_pairs_have_words_and_those_that_holm_tells_apart():
     compare = compared(methods={r.method: PLAIN for r in table}, pairs=[["b", "a"], ["c", "b"]])
     sample, tested, apart, level, _ = conclusions(compare, table)
     assert "64 of 640" in sample and "0.125" in sample
-    assert "2, named before" in tested and "a - c" not in apart + level
+    assert "2 pairs, named before" in tested and "a - c" not in apart + level
     assert "b - c (" in apart and "a - b (" in level
     untested = row_pairs(compare, table)[1]
     assert (untested.better, untested.worse, untested.holm) == ("a", "c", None)
-    _, tested, apart, *_ = conclusions(compared(methods=compare.methods), table)
-    assert "3, each two" in tested and "a - c (" in apart
+    _, tested, level, *_ = conclusions(compared(methods=compare.methods), table)
+    assert "3 pairs, each two" in tested and "2 told apart" in tested
+    assert level.startswith("Not told apart: a - b (")
     _, alone, *_ = conclusions(compared(seeds=[3]), [row("a", 4.0)])
     assert "One seed" in alone
 
@@ -147,8 +148,8 @@ def test_what_a_failure_adds_is_a_paired_difference_from_the_same_method_without
     assert added[1] == [("a", "–", str(costs["a, liar"])), ("b", "–", str(costs["b, liar"]))]
     lines = list(conclusions(compare, table))
     at = next(n for n, line in enumerate(lines) if "with a failure" in line)
-    assert "2, a method" in lines[at]
-    assert "a - a, liar (" in lines[at + 1] and "b - b, liar (" in lines[at + 2]
+    assert "2 pairs" in lines[at] and "1 told apart" in lines[at]
+    assert lines[at + 1].startswith("Told apart: a - a, liar (") and "b - b" not in lines[at + 1]
     assert not failure_costs(table[:2])
 
 
