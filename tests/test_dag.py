@@ -3,10 +3,7 @@
 import ast
 import contextlib
 import json
-import os
 import shutil
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
@@ -159,25 +156,24 @@ def test_the_tracked_tables_are_all_of_the_run_but_runtime():
             assert any(leaf == table or leaf.startswith(f"{table}.") for table in covered), leaf
 
 
-def test_keys_and_coordinator_import_nothing_heavy():
-    for module in ("pipeline.stage.keys", "lockstep.protocol.coordinator"):
-        program = (
-            f"import sys, {module}; "
-            "print([m for m in ('jax', 'numpy', 'pydantic', 'typer') if m in sys.modules])"
-        )
-        found = subprocess.run(
-            [sys.executable, "-c", program], cwd=PROJECT, capture_output=True, text=True, check=True
-        )
-        assert found.stdout.strip() == "[]", module
+IMPORTS_NO = {  # what may be known before the other is imported, which takes seconds
+    "pipeline.stage.keys": ("jax", "numpy", "pydantic", "typer"),
+    "lockstep.protocol.coordinator": ("jax", "numpy", "pydantic", "typer"),
+    "pipeline.runfile": ("jax", "numpy", "optax"),
+    "pipeline.audit.unchecked_bundle": ("jax",),
+    "parts.carrier.sidecar": ("jax",),
+    "parts.publication.commands": ("jax",),
+}
+
+
+@pytest.mark.parametrize("module", IMPORTS_NO)
+def test_what_must_be_there_at_once_imports_nothing_heavy(module):
+    program = f"import sys, {module}; print([m for m in {IMPORTS_NO[module]} if m in sys.modules])"
+    assert tiny.python("-c", program).stdout == "[]\n"
 
 
 def test_snakemake_has_the_stages_and_edges_of_dvc_yaml():
-    done = subprocess.run(
-        [sys.executable, "-m", "snakemake", "--d3dag", "--forceall", "--cores", "1"],
-        cwd=PROJECT,
-        capture_output=True,
-        text=True,
-    )
+    done = tiny.python("-m", "snakemake", "--d3dag", "--forceall", "--cores", "1")
     assert done.returncode == 0, done.stderr
     graph = json.loads(done.stdout[done.stdout.index("{") :])
     label = {node["id"]: node["value"]["label"] for node in graph["nodes"]}
@@ -219,13 +215,7 @@ def alone(tmp_path) -> Path:
 
 def refusal_of_snakemake(folder: Path) -> str:
     """Return the one line in which Snakemake refuses to plan the default run in a folder."""
-    done = subprocess.run(
-        [sys.executable, "-m", "snakemake", "-n"],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(PROJECT)},
-        capture_output=True,
-        text=True,
-    )
+    done = tiny.python("-m", "snakemake", "-n", cwd=folder)
     said = [line for line in done.stderr.splitlines() if "profile" not in line]
     assert (done.returncode, len(said)) == (1, 1), done.stderr
     return said[0]

@@ -26,18 +26,8 @@ PROJECT = Path(__file__).resolve().parents[1]
 OUTSIDE_THE_SITE = [*PROJECT.glob("*.md"), *PROJECT.glob("benchmarks/*.md")]
 PAGES = [*OUTSIDE_THE_SITE, *PROJECT.glob("docs/**/*.md")]
 GENERATED = {"docs/_build/html"}
-SOURCE = (
-    "benchmarks",
-    "docs",
-    "examples",
-    "lockstep",
-    "models",
-    "params",
-    "parts",
-    "pipeline",
-    "profiles",
-    "tests",
-)
+SOURCE = ("benchmarks", "docs", "examples", "params", "profiles", "tests")
+SOURCE += ("lockstep", "models", "parts", "pipeline")
 
 
 def each(pages: list[Path]) -> pytest.MarkDecorator:

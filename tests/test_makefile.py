@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.stage.keys import PROJECT
+from tests import tiny
 
 # Of Python it has what reads a file, and never pip: this one would install into the tests' own.
 PYTHON = f"""#!/bin/sh
@@ -38,9 +39,12 @@ def project(tmp_path) -> Path:
     return tmp_path
 
 
+def make(project: Path, *arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run(["make", *arguments], cwd=project, capture_output=True, text=True)
+
+
 def repro(project: Path, *arguments: str) -> None:
-    command = ["make", "-s", "repro", *arguments]
-    done = subprocess.run(command, cwd=project, capture_output=True, text=True)
+    done = make(project, "-s", "repro", *arguments)
     assert (done.returncode, done.stdout, done.stderr) == (0, "dvc repro\n", "")
 
 
@@ -53,19 +57,17 @@ def test_a_run_file_whose_path_has_a_space_is_run(project):
 
 
 def test_an_edited_run_file_that_nothing_keeps_is_not_overwritten(project):
-    git = ["git", "-C", str(project), "-c", "user.name=a", "-c", "user.email=a@b"]
-    subprocess.run([*git, "init", "-q"], check=True)
+    tiny.git(project, "init", "-q")
     run, other = project / "params" / "run.toml", project / "other.toml"
     run.write_text("committed\n")
     other.write_text("mine\n")
-    subprocess.run([*git, "add", "params"], check=True)
-    subprocess.run([*git, "commit", "-qm", "a"], check=True)
+    tiny.git(project, "add", "params")
+    tiny.commit(project, "a")
     repro(project, f"RUN={other}")  # over what is committed
     other.write_text("mine, edited\n")
     repro(project, f"RUN={other}")  # over what this put there
     run.write_text("edited\n")
-    refused = ["make", "-s", "repro", f"RUN={other}"]
-    done = subprocess.run(refused, cwd=project, capture_output=True, text=True)
+    done = make(project, "-s", "repro", f"RUN={other}")
     assert done.returncode and done.stderr.startswith(f"RUN={other}: params/run.toml")
     assert "dvc" not in done.stdout and run.read_text() == "edited\n"
     shutil.copy(run, project / "params" / "kept here.toml")
@@ -88,7 +90,7 @@ def test_an_edited_run_file_that_nothing_keeps_is_not_overwritten(project):
 def test_after_a_kill_anywhere_a_run_file_that_this_put_there_is_known_as_such(
     project, program, dies
 ):
-    subprocess.run(["git", "init", "-q", str(project)], check=True)
+    tiny.git(project, "init", "-q")
     run, first, other = (project / name for name in ("params/run.toml", "a.toml", "b.toml"))
     first.write_text("killed before\n")
     other.write_text("kil\nis what is left of this\n")
@@ -97,10 +99,9 @@ def test_after_a_kill_anywhere_a_run_file_that_this_put_there_is_known_as_such(
     for _ in range(2):
         stand_in.write_text(f"#!/bin/sh\n{dies}\n")
         stand_in.chmod(0o755)
-        assert subprocess.run(["make", "-s", "repro", f"RUN={other}"], cwd=project).returncode
+        assert make(project, "-s", "repro", f"RUN={other}").returncode
         stand_in.write_text(kept) if kept else stand_in.unlink()
-        mistyped = ["make", "-s", "repro", "RUN=mistyped.toml"]
-        done = subprocess.run(mistyped, cwd=project, capture_output=True, text=True)
+        done = make(project, "-s", "repro", "RUN=mistyped.toml")
         assert done.returncode and "mistyped.toml: No such file" in done.stderr
     repro(project, f"RUN={first}")
     assert run.read_text() == "killed before\n"
@@ -127,8 +128,7 @@ def test_what_a_killed_dvc_left_half_written_does_not_stop_the_next(project, con
 )
 def test_a_gpu_has_its_packages_in_an_environment_of_its_own(project, flags, folder, extras):
     shutil.rmtree(project / ".venv")
-    command = ["make", "-n", "repro", *flags]
-    said = subprocess.run(command, cwd=project, capture_output=True, text=True, check=True).stdout
+    said = make(project, "-n", "repro", *flags).stdout
     assert f"venv {folder}\n" in said and f"-e '.[{extras}]'" in said
     assert ("constraints-gpu.txt constraints.txt >" in said) == bool(flags)
     assert (PROJECT / ".gitignore").read_text().count(f"/{folder}/\n") == 1
@@ -145,7 +145,7 @@ def test_a_gpu_has_its_packages_in_an_environment_of_its_own(project, flags, fol
 def test_a_cuda_that_there_is_not_is_one_line(project, flags, said):
     (project / ".venv-gpu").mkdir()
     (project / ".venv-gpu" / "cuda").write_text("13\n")
-    done = subprocess.run(["make", *flags], cwd=project, capture_output=True, text=True)
+    done = make(project, *flags)
     assert done.returncode and said in done.stderr
 
 
@@ -156,14 +156,12 @@ def test_an_environment_that_was_copied_with_its_checkout_is_one_line(project):
     (made / ".venv" / "pyvenv.cfg").write_text(config)
     repro(made)
     shutil.copytree(made, copy)
-    refused = ["make", "-s", "repro"]
-    done = subprocess.run(refused, cwd=copy, capture_output=True, text=True)
+    done = make(copy, "-s", "repro")
     assert done.returncode and str(made / ".venv") in done.stderr and not done.stdout
     assert done.stderr.count("\n") == 1 and "make clean" in done.stderr
-    subprocess.run(["make", "clean"], cwd=copy, check=True)
-    assert not (copy / ".venv").exists()
+    assert make(copy, "clean").returncode == 0 and not (copy / ".venv").exists()
     made.rename(project / "moved")
-    assert subprocess.run(refused, cwd=project / "moved", capture_output=True).returncode
+    assert make(project / "moved", "-s", "repro").returncode
 
 
 @pytest.mark.parametrize(("flags", "least"), [([], "3.11"), (["GPU=1"], "3.12")])
@@ -173,8 +171,7 @@ def test_a_python_that_is_too_old_is_one_line_before_pip_begins(project, flags, 
     asked = "import sys; sys.version_info = (3, 10); exec(sys.argv[1])"
     old.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{asked}" "$2"\n')
     old.chmod(0o755)
-    command = ["make", "repro", f"PYTHON={old}", *flags]
-    done = subprocess.run(command, cwd=project, capture_output=True, text=True)
+    done = make(project, "repro", f"PYTHON={old}", *flags)
     first, *rest = done.stderr.splitlines()
     assert first == f"PYTHON={old}: found Python 3.10, expected {least} or later"
     assert done.returncode and len(rest) == 1 and rest[0].startswith("make")

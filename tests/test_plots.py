@@ -4,8 +4,6 @@ import json
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import yaml
 from lockstep.transcript.curves import COLUMNS
 from pipeline.monitor import training_scores
 from pipeline.stage.keys import PROJECT
+from tests import tiny
 
 DOCUMENT = yaml.safe_load((PROJECT / "dvc.yaml").read_text())
 FILES = {f"metrics/{name}.tsv": columns for name, columns in COLUMNS.items()}
@@ -63,9 +62,8 @@ def drawn(content: dict) -> Iterator[tuple[str, str]]:
 
 def dvc_plots(project: Path, *arguments: str) -> dict:
     """What `dvc plots show` draws."""
-    command = [sys.executable, "-m", "dvc", "plots", "show", "--json", *arguments]
-    done = subprocess.run(command, cwd=project, capture_output=True, text=True, check=True)
-    shown = json.loads(done.stdout)
+    command = ("-m", "dvc", "plots", "show", "--json", *arguments)
+    shown = json.loads(tiny.python(*command, cwd=project).stdout)
     assert "errors" not in shown
     return {name: picture["content"] for name, (picture,) in shown["data"].items()}
 
@@ -75,7 +73,7 @@ def test_dvc_draws_each_of_them_as_editors_read_it(tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         copy = shutil.copytree if (PROJECT / name).is_dir() else shutil.copy
         copy(PROJECT / name, tmp_path / name)
-    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    tiny.git(tmp_path, "init", "-q")
     (tmp_path / "metrics").mkdir()
     for file, columns in (FILES | {TASKS: training_scores.COLUMNS}).items():
         rows = (columns, *([str(n)] * len(columns) for n in (1, 2)))

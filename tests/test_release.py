@@ -1,7 +1,7 @@
 """What a release says of itself agrees, wherever it stands."""
 
 import re
-import subprocess
+from functools import partial
 
 import yaml
 from packaging.version import Version
@@ -9,6 +9,7 @@ from packaging.version import Version
 import lockstep
 from pipeline import version
 from pipeline.stage.keys import PROJECT
+from tests import tiny
 
 WORKFLOWS = {
     path.stem: yaml.safe_load(path.read_text())
@@ -32,11 +33,7 @@ def test_version_changelog_and_citation_agree():
 def test_between_releases_the_version_says_the_commit_and_whether_the_source_is_another(
     tmp_path, monkeypatch
 ):
-    def git(*arguments):
-        who = ["-c", "user.name=n", "-c", "user.email=e"]
-        command = ["git", "-C", str(tmp_path), *who, *arguments]
-        return subprocess.check_output(command, text=True).strip()
-
+    git = partial(tiny.git, tmp_path)
     monkeypatch.setattr(version, "CHECKOUT", tmp_path)
     monkeypatch.setattr(version, "__version__", "1.2.0.dev0")
     assert version.with_commit() == "1.2.0.dev0"  # an installed library, say

@@ -214,16 +214,20 @@ def make_project(folder: Path, **changes: object) -> Path:
             shutil.copy2(PROJECT / name, project / name)
     document = run_document(write_data(folder / "tokens"), **changes)
     write_run(project / RUN_FILE, document)
-    for command in (["git", "init", "-q"], ["git", "add", "-A"]):
-        subprocess.run(command, cwd=project, check=True)
+    git(project, "init", "-q")
+    git(project, "add", "-A")
     commit(project, "A tiny run")
     return project
 
 
-def commit(project: Path, message: str) -> None:
+def git(folder: Path, *arguments: str) -> str:
+    """What git says in a folder."""
     who = ["-c", "user.name=Test", "-c", "user.email=test@example.org"]
-    command = ["git", *who, "commit", "-q", "--allow-empty", "-am", message]
-    subprocess.run(command, cwd=project, check=True)
+    return subprocess.check_output(["git", *who, *arguments], cwd=folder, text=True).strip()
+
+
+def commit(project: Path, message: str) -> None:
+    git(project, "commit", "-q", "--allow-empty", "-am", message)
 
 
 def run(project: Path, *command: str, **more: str) -> str:
@@ -241,6 +245,13 @@ def run(project: Path, *command: str, **more: str) -> str:
     )
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}"
     return done.stdout
+
+
+def python(*arguments: object, cwd: Path = PROJECT, **more: str) -> subprocess.CompletedProcess:
+    """Run a Python of its own with this project's source; `more` is added to its environment."""
+    command = [sys.executable, *map(str, arguments)]
+    known = environment(PROJECT) | more
+    return subprocess.run(command, cwd=cwd, env=known, capture_output=True, text=True)
 
 
 def lockstep(stage: str, run_file: Path, root: Path, devices: int = 1) -> subprocess.Popen:

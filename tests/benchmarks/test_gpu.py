@@ -1,8 +1,6 @@
 """The benchmark of accelerators, on a CPU: sections run and fail as they should; all, in soak."""
 
 import json
-import subprocess
-import sys
 import tomllib
 
 import pytest
@@ -110,9 +108,7 @@ def test_a_run_by_rules_is_audited_bit_for_bit_on_a_cpu(lines):
 
 
 def run(*options: str) -> tuple[int, list[dict], str]:
-    command = [sys.executable, "-m", "benchmarks.gpu", "--size", "toy", *options]
-    environment = tiny.environment(PROJECT)
-    done = subprocess.run(command, env=environment, cwd=PROJECT, capture_output=True, text=True)
+    done = tiny.python("-m", "benchmarks.gpu", "--size", "toy", *options)
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 
 

@@ -1,16 +1,15 @@
 """The library stands alone: it imports nothing but itself and its libraries."""
 
 import ast
-import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from pipeline.stage.keys import PROJECT
+from tests import tiny
 
 LIBRARY = PROJECT / "lockstep"
 LIBRARIES = {
@@ -74,13 +73,7 @@ def alone(tmp_path) -> Path:
 
 @pytest.mark.long
 def test_a_bare_copy_imports_every_module_and_simulates(alone):
-    done = subprocess.run(
-        [sys.executable, "-c", f"{GIVEN}{ALONE}"],
-        cwd=alone,
-        env=os.environ | {"PYTHONPATH": str(alone)},
-        capture_output=True,
-        text=True,
-    )
+    done = tiny.python("-c", f"{GIVEN}{ALONE}", cwd=alone, PYTHONPATH=str(alone))
     assert done.returncode == 0, done.stderr
     place, count, learned = done.stdout.split()
     assert Path(place) == alone / "lockstep" / "__init__.py"
@@ -92,9 +85,7 @@ def test_without_a_pipeline_its_command_says_so_in_one_line(alone):
     program = (
         GIVEN + ALONE.partition("import lockstep\n")[0] + "import lockstep.__main__ as m; m.main()"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=alone, capture_output=True, text=True
-    )
+    done = tiny.python("-c", program, cwd=alone, PYTHONPATH="")
     assert done.returncode == 1
     assert done.stderr.startswith("lockstep: pipeline is missing") and done.stderr.count("\n") == 1
 

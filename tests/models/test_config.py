@@ -90,9 +90,13 @@ def test_spellings_of_rope_may_stand_side_by_side(same):
         (llama.Config.from_hf(BASE).to_hf(), {"rope_scaling": YARN}, "rope_parameters is {'rope_"),
         ({**BASE, "rope_theta": None} | YARN_OF_5, {"rope_scaling": YARN}, "'rope_theta': 500.0"),
         (BASE | YARN_OF_5, {"rope_theta": 1e4}, "rope_theta is 10000.0 and rope_parameters.rope_"),
-        (BASE, {"rope_scaling": YARN | {"rope_theta": 1.0}}, "theta is 500.0 and rope_scaling"),
+        (BASE, {"rope_scaling": YARN | {"rope_theta": 1.0}}, "rope_theta is 500.0"),
         (BASE, {"rope_scaling": YARN | {"type": "linear"}}, "type is 'linear' and rope_scaling"),
-        (BASE | YARN_OF_5, {"original_max_position_embeddings": 64}, "beddings is 64 and rope_par"),
+        (
+            BASE | YARN_OF_5,
+            {"original_max_position_embeddings": 64},
+            "original_max_position_embeddings is 64",
+        ),
         (V2, {"num_experts": 4}, "num_experts is 4 and n_routed_experts is 8"),
         (V3, {"num_local_experts": 4}, "num_local_experts is 4 and n_routed_experts is 8"),
     ],
@@ -101,9 +105,8 @@ def test_spellings_that_differ_are_refused_since_versions_of_transformers_disagr
     base, changes, message
 ):
     Config = models.get(base.get("model_type", "llama")).Config
-    with pytest.raises(models.ModelError, match=r"expected one of them or the same") as caught:
+    with refused("expected one of them or the same", message, error=models.ModelError):
         Config.from_hf(base | changes)
-    assert message in str(caught.value)
 
 
 def test_a_missing_key_is_named():
@@ -128,18 +131,18 @@ def test_an_unknown_model_type_is_refused_with_those_that_are_known(model_type):
         (LLAMA, {"attention_bias": "yes"}, "attention_bias is 'yes', expected true or false"),
         (LLAMA, {"attention_dropout": 0.1}, "attention_dropout is 0.1, but only 0.0"),
         (LLAMA, {"quantization_config": {}}, "quantization_config is {}, but only None"),
-        (LLAMA, {"rope_scaling": {"type": "longrope"}}, "rope_scaling.rope_type is 'longrope', e"),
+        (LLAMA, {"rope_scaling": {"type": "longrope"}}, "rope_scaling.rope_type is 'longrope'"),
         (LLAMA, {"rope_scaling": {"type": "linear"}}, "rope_scaling.factor is missing, expected"),
-        (LLAMA, {"rope_parameters": BY_2 | {"factor": -2}}, "rope_parameters.factor is -2, expect"),
+        (LLAMA, {"rope_parameters": BY_2 | {"factor": -2}}, "rope_parameters.factor is -2"),
         (LLAMA, {"rope_parameters": BY_2 | {"beta_fast": 32}}, "rope_parameters.beta_fast is not"),
         (LLAMA, {"rope_scaling": {"type": []}}, "rope_scaling.rope_type is [], expected one of: "),
         (LLAMA, {"rope_theta": 1e-320}, "rope_theta is 1e-320, expected one from 1.2e-38 to 3.4e+"),
         (LLAMA, {"initializer_range": 1e308}, "initializer_range is 1e+308, expected one from "),
-        (LLAMA, {"vocab_size": 2**31}, "vocab_size is 2147483648, expected an integer up to 214"),
-        (QWEN2, {"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, expected an integ"),
+        (LLAMA, {"vocab_size": 2**31}, "vocab_size is 2147483648, expected an integer"),
+        (QWEN2, {"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000"),
         (LLAMA, {"rope_parameters": "yarn"}, "rope_parameters is 'yarn', expected a table"),
         (LLAMA, {"hidden_size": "32"}, "hidden_size is '32', expected an integer above 0"),
-        (LLAMA, {"hidden_size": 30}, "hidden_size is 30, expected a multiple of num_att"),
+        (LLAMA, {"hidden_size": 30}, "hidden_size is 30, expected a multiple"),
         (LLAMA, {"num_key_value_heads": 3}, "num_key_value_heads is 3, expected a divisor of"),
         (LLAMA, {"head_dim": 7}, "head_dim is 7, expected an even number"),
         (LLAMA, {"num_hidden_layers": 0}, "num_hidden_layers is 0, expected an integer above 0"),
@@ -153,7 +156,7 @@ def test_an_unknown_model_type_is_refused_with_those_that_are_known(model_type):
         (V2, {"moe_layer_freq": 2}, "moe_layer_freq is 2, but only 1"),
         (V2, {"norm_topk_prob": True}, "norm_topk_prob is True, but only False"),
         (V2, {"scoring_func": "sigmoid"}, "scoring_func is 'sigmoid', but only 'softmax'"),
-        (V2, {"topk_method": "noaux_tc"}, "topk_method is 'noaux_tc', expected greedy or group"),
+        (V2, {"topk_method": "noaux_tc"}, "topk_method is 'noaux_tc', expected greedy"),
         (V2, {"num_experts_per_tok": None}, "num_experts_per_tok is None, expected an integer"),
         (V2, LIMITED | {"n_group": None}, "n_group is None, expected an integer above 0"),
         (V2, LIMITED | {"n_group": 3}, "n_routed_experts is 8, expected a multiple of n_group (3)"),
@@ -168,8 +171,8 @@ def test_an_unknown_model_type_is_refused_with_those_that_are_known(model_type):
         (V3, {"q_lora_rank": 0}, "q_lora_rank is 0, expected an integer above 0"),
         (V3, {"first_k_dense_replace": -1}, "first_k_dense_replace is -1, expected an integer"),
         (V3, {"first_k_dense_replace": True}, "first_k_dense_replace is True, expected an integer"),
-        (QWEN2, ON | {"layer_types": ["full_attention"]}, "layer_types has 1 entries, expect"),
-        (QWEN2, ON | {"layer_types": ["chunked"] * 3}, "layer_types has 'chunked', expected slid"),
+        (QWEN2, ON | {"layer_types": ["full_attention"]}, "layer_types has 1 entries"),
+        (QWEN2, ON | {"layer_types": ["chunked"] * 3}, "layer_types has 'chunked'"),
         (QWEN2, ON | {"layer_types": "full"}, "layer_types is 'full', expected a list"),
         (QWEN2, {"layer_types": ["sliding_attention"] * 3}, "expected sliding_window to be set"),
         (QWEN2, ON | {"max_window_layers": None}, "max_window_layers is None, expected an"),
@@ -177,10 +180,8 @@ def test_an_unknown_model_type_is_refused_with_those_that_are_known(model_type):
     ],
 )  # fmt: skip
 def test_an_unsupported_config_is_refused_by_key_and_value(base, changes, message):
-    with pytest.raises(models.ModelError) as caught:
+    with refused(message, error=models.ModelError):
         models.get(base["model_type"]).Config.from_hf(base | changes)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 NAN, INF = float("nan"), float("inf")

@@ -1,8 +1,5 @@
 """Stage convert: fresh weights, a folder; each read whole or refused in one line."""
 
-import subprocess
-import sys
-
 import jax
 import numpy as np
 import pytest
@@ -13,7 +10,6 @@ from lockstep.transcript.trees import load_nested
 from models.llama import llama
 from pipeline import convert, runfile
 from pipeline.stage.artifacts import Paths
-from pipeline.stage.keys import PROJECT
 from pipeline.tokens.tokenizer_files import load_tokenizer
 from pipeline.weights import hf
 from tests import tiny
@@ -79,14 +75,8 @@ def test_no_variable_that_jax_reads_changes_a_byte_of_fresh_weights(tmp_path):
     names = [name.upper() for name in jax.config.meta]
     switched = {name: str(int(not jax.config.values[name.lower()])) for name in names}
     numbers = [name for name in names if name.startswith(("JAX_COMPILATION", "JAX_PERSISTENT"))]
-    done = subprocess.run(
-        [sys.executable, "-m", "pipeline", "convert", "--root", tmp_path]
-        + ["--run", start(tmp_path, init())],
-        cwd=PROJECT,
-        env={**tiny.environment(PROJECT), **switched, **dict.fromkeys(numbers, "0"), **VARIABLES},
-        capture_output=True,
-        text=True,
-    )
+    asked = ("-m", "pipeline", "convert", "--root", tmp_path, "--run", start(tmp_path, init()))
+    done = tiny.python(*asked, **{**switched, **dict.fromkeys(numbers, "0"), **VARIABLES})
     assert done.returncode == 0, done.stderr
     assert tiny.contents(tmp_path / "data" / "init") == tiny.contents(out)
 
@@ -97,7 +87,6 @@ def test_no_variable_that_jax_reads_changes_a_byte_of_fresh_weights(tmp_path):
         ({"hiden_act": "silu"}, "config.hiden_act: unknown key, expected one of architectures, "),
         ({"dtype": "bfloat16"}, "config.dtype is 'bfloat16', expected 'float32'"),
         ({"hidden_size": 15}, "config: hidden_size is 15, expected a multiple of"),
-        ({"hidden_act": "gelu"}, "config: hidden_act is 'gelu', but only 'silu' is supported"),
         ({"model_type": "gpt2"}, "config: model_type is 'gpt2', expected 'llama' as"),
     ],
 )
@@ -128,12 +117,8 @@ def test_a_folder_is_read_and_its_tokenizer_kept_without_weights_or_code(
     out = convert_in(tmp_path, {kind: {"repo_id": str(model)}}, "HfAuto")
     assert same_params(out, model)
     assert f"{model / convert.TEMPLATES}: " in caplog.text
-    assert sorted(path.name for path in (out / "hf").iterdir()) == [
-        "config.json",
-        "generation_config.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
-    ]
+    kept = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
+    assert {path.name for path in (out / "hf").iterdir()} == kept
     source = read_json(out / "source.json")
     assert source["repo_id"] == str(model)
     assert source["commit"] is None

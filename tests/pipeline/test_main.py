@@ -48,9 +48,7 @@ def test_help_names_every_stage_and_imports_nothing_heavy():
         "try: app(['--help'])\n"
         f"finally: print([name for name in {HEAVY} if name in sys.modules])"
     )
-    command, environment = [sys.executable, "-c", program], tiny.environment(PROJECT)
-    printed = subprocess.check_output(command, cwd=PROJECT, env=environment, text=True)
-    *said, imported = printed.splitlines()
+    *said, imported = tiny.python("-c", program).stdout.splitlines()
     assert imported == "[]"
     for stage, entry in STAGES.items():
         assert any(stage in line and entry["desc"][:20] in line for line in said), stage
@@ -78,9 +76,7 @@ def test_a_copied_checkout_is_not_run_with_the_code_of_the_first(tmp_path):
     def said(folder, *arguments):
         """As its entry point does, whose own folder comes first, not the current one."""
         program = "import sys; from lockstep.__main__ import main; main()"
-        command = [sys.executable, "-P", "-c", program, *arguments]
-        environment = tiny.environment(PROJECT)
-        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+        done = tiny.python("-P", "-c", program, *arguments, cwd=folder)
         return done.returncode, done.stdout, done.stderr
 
     code, out, error = said(copy, "status")
@@ -118,13 +114,13 @@ def test_clean_removes_the_work_of_killed_runs_but_not_of_running_ones(tmp_path)
     left = [tmp_path / "data" / f".trained.{end}" for end in ("building", "old")]
     for folder in left:
         folder.mkdir()
-    clean = [sys.executable, "-m", "pipeline", "clean", "--root", str(tmp_path)]
+    clean = ("-m", "pipeline", "clean", "--root", tmp_path)
     with hold(runs / "bbbb.lock"):
-        done = subprocess.run(clean, cwd=PROJECT, capture_output=True, text=True)
+        done = tiny.python(*clean)
     assert done.returncode == 1
     assert "bbbb.lock: held by process" in done.stderr
     assert [path.name for path in runs.iterdir() if path.is_dir()] == ["bbbb"]
-    assert subprocess.run(clean, cwd=PROJECT).returncode == 0
+    assert tiny.python(*clean).returncode == 0
     assert not [path for path in runs.iterdir() if path.is_dir()]
     assert not any(folder.exists() for folder in left)
 
@@ -190,9 +186,7 @@ def test_a_value_that_jax_refuses_at_its_import_is_one_line(variable, value):
         "it.app.command('needs-jax')(lambda: __import__('jax'))\n"
         "it.main()"
     )
-    environment = tiny.environment(PROJECT) | {variable: value}
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True)
+    done = tiny.python("-c", program, **{variable: value})
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert done.stderr.startswith(f"error: {variable}: ") and value in done.stderr
 

@@ -10,7 +10,6 @@ from pydantic import TypeAdapter
 
 from benchmarks import minority
 from benchmarks.minority import Settings, follow
-from lockstep.errors import LockstepError
 from lockstep.protocol import consensus, driver, sets
 from lockstep.protocol.attestation import Attestation, Check, Claim, Ruling, attest, proven, settle
 from lockstep.protocol.round import Decision, Round
@@ -18,6 +17,7 @@ from lockstep.protocol.sets import BITS, participant
 from lockstep.transcript.entry import Entry
 from lockstep.transcript.transcript import Transcript, Writer
 from lockstep.transcript.windows import Snapshots
+from tests.errors import refused
 from tests.lockstep.protocol import records
 from tests.lockstep.protocol.driver.driven_run import evidence, started
 
@@ -141,10 +141,8 @@ def test_what_is_no_base64_or_hex_is_refused_with_one_line(tmp_path, name, text)
     good["evidence"]["attestations"] = [asdict(HONEST) | {name: text}]
     bad = TypeAdapter(dict).dump_json(good).decode()
     (tmp_path / "rounds.jsonl").write_text(bad + "\n")
-    key = rf"evidence\.attestations\[0\]\.{name}"
-    with pytest.raises(LockstepError, match=rf"rounds.jsonl:1: {key} is") as error:
+    with refused("rounds.jsonl:1", f"evidence.attestations[0].{name}"):
         _ = Transcript(tmp_path).rounds
-    assert "\n" not in str(error.value)
 
 
 VERIFIER, PEER = 3, 7
@@ -198,8 +196,8 @@ def first_round(seed: int = 1) -> tuple[driver.RunProgress, Round]:
 def test_witnesses_that_refuse_what_others_can_show_eject_nobody(colluders):
     progress, round_ = first_round()
     said, liars = evidence(round_), round_.witnesses[:colluders]
-    refused = round_.assignment.keys() - set(liars)
-    words = [attest(w, round_.seed, round_.peers, {}, refused=refused) for w in liars]
+    others = round_.assignment.keys() - set(liars)
+    words = [attest(w, round_.seed, round_.peers, {}, refused=others) for w in liars]
     attestations = (*words, *said.attestations[colluders:])
     _, decision = driver.finish_round(
         progress, round_, minority.replace(said, attestations=attestations)

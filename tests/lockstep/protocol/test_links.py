@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.errors import LockstepError
 from lockstep.protocol import links
 from lockstep.tables.links import Links
+from tests.errors import refused
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ def test_a_message_arrives_after_its_tokens_the_latency_and_its_bytes():
 
 
 def test_list_too_short_for_a_peer_is_refused_with_its_key():
-    with pytest.raises(LockstepError, match=r"\[links\] upload_mbps: 2 numbers, expected one for"):
+    with refused("links", "upload_mbps", 2):
         links.arrivals(Table(upload_mbps=[8.0, 8.0]), [2], {2: 1}, {2: 1}, 0)
 
 

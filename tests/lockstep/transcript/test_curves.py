@@ -148,10 +148,6 @@ def test_a_transcript_cut_back_and_written_again_is_the_same(tmp_path):
         for e in entries[step:]:
             writer.round(e, {0: bytes([e.round.step] * 3), 1: bytes([e.round.step + 100] * 3)})
         assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == whole
-    assert sorted(p.name for p in (folder / "payloads").iterdir()) == [
-        "00001.bin",
-        "00003.bin",
-        "00005.bin",
-    ]
+    assert {p.stem for p in (folder / "payloads").iterdir()} == {"00001", "00003", "00005"}
     last = Transcript(folder).rounds[-1].evidence.messages[1]
     assert Transcript(folder).payload(last) == bytes([105] * 3)

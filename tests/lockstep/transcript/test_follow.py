@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import pytest
 
-from lockstep.errors import LockstepError
 from lockstep.protocol import consensus, driver
 from lockstep.protocol.driver import RunProgress
 from lockstep.protocol.round import Evidence, Message, Round
@@ -20,6 +19,7 @@ from lockstep.transcript.transcript import RoundsFile, Writer
 from lockstep.transcript.windows import Snapshots
 from pipeline import runfile
 from pipeline.start.round_settings import round_settings
+from tests.errors import refused
 from tests.lockstep.protocol import records
 from tests.lockstep.swarm.simulated import PEERS, run_of
 
@@ -134,12 +134,12 @@ def edited(change: Callable[[dict], object]) -> Callable[[str], str]:
 
 
 DAMAGE = {
-    "a byte": (lambda line: line.replace("{", "(", 1), "expected JSON"),
-    "half a line": (lambda line: line[:200], "expected JSON"),
+    "a byte": (lambda line: line.replace("{", "(", 1), "JSON"),
+    "half a line": (lambda line: line[:200], "JSON"),
     "a field": (edited(lambda e: e.pop("decision")), "decision"),
-    "who was there": (edited(lambda e: e["round"]["peers"].pop()), "does not follow from the run"),
-    "who was heard": (edited(lambda e: e["evidence"]["attestations"].pop()), "attestations of"),
-    "what was decided": (edited(lambda e: e["decision"].update(now=1.5)), "from the evidence: now"),
+    "who was there": (edited(lambda e: e["round"]["peers"].pop()), "the run"),
+    "who was heard": (edited(lambda e: e["evidence"]["attestations"].pop()), "attestations"),
+    "what was decided": (edited(lambda e: e["decision"].update(now=1.5)), "now"),
 }
 
 
@@ -150,9 +150,8 @@ def test_rounds_that_were_damaged_are_refused_in_one_line(tmp_path, damage):
         rounds.round(entry)
     first, second, third = rounds.path.read_text().splitlines()
     rounds.path.write_text(f"{first}\n{edit(second)}\n{third}\n")
-    with pytest.raises(LockstepError, match=reason) as caught:
+    with refused(f"{rounds.path}:2: ", reason):
         follow(start(), rounds.cut(3), rounds)
-    assert str(caught.value).startswith(f"{rounds.path}:2: ") and "\n" not in str(caught.value)
     assert len(rounds.cut(1)) == 1  # what comes after a checkpoint may be damaged
 
 
@@ -165,6 +164,5 @@ def test_payloads_that_lost_bytes_before_a_checkpoint_are_refused_in_one_line(tm
     payloads.write_bytes(whole + b"of a round in flight")
     assert len(writer.cut(2)) == 2 and payloads.read_bytes() == whole
     payloads.write_bytes(whole[:-1])
-    expected = f"{len(whole) - 1} bytes, expected the {len(whole)} before the checkpoint"
-    with pytest.raises(LockstepError, match=expected):
+    with refused(len(whole) - 1, len(whole)):
         writer.cut(2)

@@ -140,9 +140,8 @@ def broken(entry: dict, size: int = 8) -> bytes:
 )
 def test_a_header_that_does_not_fit_its_file_is_refused(tmp_path, data):
     (tmp_path / "file").write_bytes(data)
-    with pytest.raises(LockstepError, match="file: .*, expected a safetensors file") as caught:
+    with refused("file:", ", expected a safetensors file"):
         TensorFile(tmp_path / "file")
-    assert "\n" not in str(caught.value)
 
 
 def test_an_unknown_dtype_and_a_vanished_file_are_named(tmp_path):

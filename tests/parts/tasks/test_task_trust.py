@@ -7,6 +7,7 @@ import pytest
 
 from lockstep.errors import LockstepError
 from parts.tasks import lm_eval_tasks
+from tests.errors import refused
 from tests.parts.tasks import exported
 
 TASK = """task: theirs
@@ -45,13 +46,12 @@ def load(path: Path, *, trusted: bool) -> list[lm_eval_tasks.Loaded]:
 
 def test_a_yaml_file_is_refused_unread_unless_the_run_file_trusts_it(theirs, tmp_path):
     path = theirs()
-    for refused in (
+    for look in (
         lambda: load(path, trusted=False),
         lambda: lm_eval_tasks.check_known([str(path)], trusted=False),
     ):
-        with pytest.raises(LockstepError) as caught:
-            refused()
-        assert str(path) in str(caught.value) and lm_eval_tasks.TRUST in str(caught.value)
+        with refused(str(path), lm_eval_tasks.TRUST):
+            look()
     assert not (tmp_path / "ran").exists()
     [loaded] = load(path, trusted=True)
     assert loaded.tasks["theirs"].doc_to_text({"q": "Which?"}) == "WHICH?"
@@ -64,9 +64,8 @@ def test_a_metric_that_is_fetched_as_code_is_refused(tmp_path):
     before = sys.modules.get("evaluate")
     with lm_eval_tasks.data_in(tmp_path):
         for metric, from_hub in (("evil/evil", False), ("acc", True)):
-            with pytest.raises(LockstepError) as caught:
+            with refused(metric, lm_eval_tasks.TRUST):
                 task.get_metric(metric, from_hub)
-            assert metric in str(caught.value) and lm_eval_tasks.TRUST in str(caught.value)
         assert task.get_metric("acc")
         with pytest.raises(ModuleNotFoundError) as missing:
             import evaluate  # noqa: F401

@@ -1,7 +1,5 @@
 """A run file on disk loads whole, or one line says why it does not."""
 
-import subprocess
-import sys
 import tomllib
 
 import pytest
@@ -83,13 +81,6 @@ def test_missing_file_and_folder_are_refused_by_name(tmp_path):
         runfile.load(tmp_path / "none.toml")
     with refused(tmp_path):
         runfile.load(tmp_path)
-
-
-def test_reading_a_run_file_imports_nothing_heavy():
-    heavy = ("jax", "numpy", "optax")
-    code = f"import sys, pipeline.runfile; print([m for m in {heavy} if m in sys.modules])"
-    printed = subprocess.check_output([sys.executable, "-c", code], text=True, cwd=PROJECT)
-    assert printed.strip() == "[]"
 
 
 # ---- A run file that says only how it differs from another, and is written whole ----

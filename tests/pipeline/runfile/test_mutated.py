@@ -12,38 +12,14 @@ from pipeline.runfile.as_text import import_psyche
 from pipeline.stage.keys import PROJECT, RUN_FILE, Keys
 
 TEXT = (PROJECT / RUN_FILE).read_text()
-VALUES = [
-    "nan",
-    "-inf",
-    "5e-324",
-    "1e308",
-    "-1",
-    "0",
-    "9" * 400,
-    "true",
-    "''",
-    "[]",
-    "{}",
-    "1979-05-27",
-]
+VALUES = ["nan", "-inf", "5e-324", "1e308", "-1", "0", "9" * 400, "true", "''", "[]", "{}"]
 VALUES += ["4294967295", "18446744073709551616", "'\\u202e'", "'" + "x" * 5000 + "'", "[[[]]]"]
 VALUES += ["{a = {b = 1}}", '"\\ud800"', "'../../etc'", "'http://[::1'", "'~nosuchuser/x'"]
-STRAY = [
-    "\x00",
-    "\x1b[31m",
-    "\ufeff",
-    "\u202e",
-    "\n",
-    '"',
-    "'''",
-    "[",
-    "]]",
-    "=",
-    ".",
-    "#",
-    "é",
-    "a.b.c",
-]
+VALUES += ["1979-05-27"]
+
+
+STRAY = ["\x00", "\x1b[31m", "\ufeff", "\u202e", "\n", '"', "'''", "[", "]]", "=", "."]
+STRAY += ["#", "é", "a.b.c"]
 
 
 def mutated(rng: random.Random) -> str:

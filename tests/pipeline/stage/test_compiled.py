@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pipeline.stage import compiled
 from pipeline.stage.keys import PROJECT
+from tests import tiny
 
 KEEP = """
 import sys
@@ -70,9 +71,7 @@ print(jax.config.jax_compilation_cache_dir, flags.xla_gpu_per_fusion_autotune_ca
 
 
 def test_what_other_programs_tuned_in_the_users_own_cache_is_not_looked_up(tmp_path):
-    environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, "-c", OPTIONS]
-    done = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True)
+    done = tiny.python("-c", OPTIONS, JAX_COMPILATION_CACHE_DIR=str(tmp_path))
     assert (done.stdout, done.stderr) == (f"{tmp_path} \n", "")
 
 

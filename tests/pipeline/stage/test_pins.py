@@ -2,7 +2,6 @@
 
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ import tomlkit
 from lockstep.files import read_json
 from pipeline.stage import pins
 from pipeline.stage.artifacts import Paths, read_made
-from pipeline.stage.keys import PROJECT, STAGES, Keys
+from pipeline.stage.keys import STAGES, Keys
 from tests import tiny
 from tests.errors import check_names, refused
 
@@ -21,18 +20,15 @@ pytestmark = pytest.mark.long
 @pytest.fixture
 def place(tmp_path) -> tuple[Path, Path, Path]:
     """A run that starts from a Hugging Face folder: its run file, its root, and that folder."""
-    data, run_file, root = tiny.write_data(tmp_path / "tokens"), tmp_path / "run.toml", tmp_path
-    tiny.write_run(run_file, tiny.run_document(data))
-    tiny.make(run_file, root, "convert")
-    model = (root / "data" / "init" / "hf").rename(tmp_path / "model")
-    hub = {"Hub": {"repo_id": str(model)}}
-    tiny.write_run(run_file, tiny.run_document(data, model__LLM__checkpoint=hub))
-    return run_file, root, model
+    run_file, _ = tiny.start(tmp_path)
+    tiny.make(run_file, tmp_path, "convert")
+    model = (tmp_path / "data" / "init" / "hf").rename(tmp_path / "model")
+    tiny.start(tmp_path, model__LLM__checkpoint={"Hub": {"repo_id": str(model)}})
+    return run_file, tmp_path, model
 
 
 def pin(run_file: Path, root: Path) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "pipeline", "pin", "--run", run_file, "--root", root]
-    return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
+    return tiny.python("-m", "pipeline", "pin", "--run", run_file, "--root", root)
 
 
 def test_what_is_pinned_is_not_made_again_and_refuses_what_has_changed(place):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.stage import signals
-from pipeline.stage.keys import PROJECT
+from tests import tiny
 
 # ---- A request to stop ends a process at once, wherever it is; a trainer saves first ----
 
@@ -27,8 +27,7 @@ print("went on")
 
 
 def run(name: str, ctrl_c: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-c", IN_A_CALLBACK.format(name=name, ctrl_c=ctrl_c)]
-    return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
+    return tiny.python("-c", IN_A_CALLBACK.format(name=name, ctrl_c=ctrl_c))
 
 
 @pytest.mark.parametrize(("name", "status"), [("SIGINT", 130), ("SIGTERM", 143)])
@@ -55,8 +54,7 @@ sys.last = Last()
 
 
 def test_ctrl_c_in_the_interpreters_last_moments_does_not_end_what_is_done_without_a_word():
-    done = subprocess.run([sys.executable, "-c", AT_THE_END], cwd=PROJECT)
-    assert done.returncode == 0
+    assert tiny.python("-c", AT_THE_END).returncode == 0
 
 
 def test_a_trainer_in_the_background_ignores_ctrl_c_while_it_trains_too():
@@ -86,13 +84,7 @@ sys.meta_path.insert(0, Interrupted)
 @pytest.mark.parametrize("module", ["pipeline", "lockstep"])
 def test_ctrl_c_while_a_command_is_still_importing_is_obeyed_in_one_line(tmp_path, module):
     (tmp_path / "sitecustomize.py").write_text(AS_IT_IMPORTS)
-    done = subprocess.run(
-        [sys.executable, "-m", module, "--help"],
-        cwd=PROJECT,
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-    )
+    done = tiny.python("-m", module, "--help", PYTHONPATH=str(tmp_path))
     assert done.returncode == 130
     assert done.stderr == "\nerror: SIGINT received; the same command goes on\n"
 
