@@ -14,7 +14,7 @@ from parts.comparison.search import Found
 from pipeline.stage.keys import PROJECT
 
 CURVES = PROJECT / "benchmarks/methods.curves.csv"
-COMPARED = PROJECT / "params/compare-all.toml"
+COMPARED = PROJECT / "benchmarks/methods.toml"
 SHOWN = (
     "muon",
     "adamw-groups",

@@ -3,8 +3,8 @@
 python -m benchmarks.methods_table [data/compare/NAME]
 
 Between `<!-- methods-more: losses -->` and `<!-- end -->` stands what this makes of
-benchmarks/methods-more.seeds.csv. With the table of a comparison its results replace those of
-benchmarks/methods.csv first, and the picture is drawn anew.
+benchmarks/methods-more.seeds.csv. With the table of a comparison, its results and its file in
+params/ replace benchmarks/methods.* first. The picture is drawn anew.
 """
 
 import csv
@@ -13,7 +13,9 @@ import shutil
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
+from benchmarks import methods_picture
 from lockstep.files import write_bytes, write_text
 from parts.comparison import compare_file, written
 from parts.comparison.compare_file import NO_FAILURE, Compare
@@ -34,14 +36,10 @@ from pipeline.stage.keys import PROJECT
 
 FOLDER = PROJECT / "benchmarks"
 PAGES = PROJECT / "README.md", FOLDER / "RESULTS.md"
-COMPARED = "compare-all"  # in params/, whose results methods.csv has
-SHOWN = (  # in README
-    *("muon", "adamw-groups", "diloco-muon", "ada-distro", "diloco-muon-signs", "sparseloco-muon"),
-    *("adamw", "distro"),
-)
 Key = tuple[str, str]  # a method, and what fails
 MARKS = ("method", "failure", "seed")
 FEW = 0.1  # bits per parameter and step, of the method that README's first sentence is about
+OMITTED = "stated", "bits received", "hours for the same tokens", "tokens per second", "memory"
 FIRST = (
     "For the same loss, the best training with whole gradients sends {bytes} times as many bytes, "
     "and reads {tokens} of the tokens"
@@ -61,9 +59,10 @@ def lines(name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def compared(name: str = COMPARED) -> Compare:
-    """Return a ready comparison."""
-    return compare_file.load(PROJECT / f"params/{name}.toml")
+def compared(name: str = "methods") -> Compare:
+    """Return the comparison of committed results."""
+    ready = PROJECT / f"params/{name.replace('methods', 'compare', 1)}.toml"
+    return compare_file.load(FOLDER / "methods.toml" if name == "methods" else ready)
 
 
 def rows() -> list[Row]:
@@ -80,7 +79,8 @@ def rows() -> list[Row]:
                 if all(point[name] == seed[name] for name in MARKS)
             ]
             own = {name: _number(seed[name]) for name in written.OF_A_SEED[:-2]}
-            ended.append(shared | own | {"held_out_rows": (341, 681), "curve": curve})
+            measured = _number(row["held_out_rows"]), _number(row["split_rows"])
+            ended.append(shared | own | {"held_out_rows": measured, "curve": curve})
         values = {
             kind: {
                 name.removeprefix(f"{kind}_"): float(value)
@@ -97,8 +97,9 @@ def rows() -> list[Row]:
 
 
 def _number(text: str) -> float | None:
-    value = float(text) if text else None
-    return int(value) if value is not None and value.is_integer() else value
+    if not text:
+        return None
+    return int(text) if text.isdigit() else float(text)
 
 
 def first_sentence() -> str:
@@ -117,7 +118,8 @@ def table(name: str) -> Iterator[str]:
     """Yield the whole table of methods.csv, and what may be concluded."""
     compare, all_rows = compared(), rows()
     (heads, cells), *_ = tables(compare, all_rows)
-    yield from _markdown(heads, cells)
+    kept = [n for n, head in enumerate(heads) if head not in OMITTED]
+    yield from _markdown([heads[n] for n in kept], [[row[n] for n in kept] for row in cells])
     yield ""
     yield from (f"- {line}" for line in conclusions(compare, all_rows))
 
@@ -129,7 +131,7 @@ def short(name: str) -> Iterator[str]:
     reference = whole_gradients(all_rows)
     cells = []
     for row in all_rows:
-        if row.method in SHOWN:
+        if row.method in methods_picture.SHOWN:
             loss = f"{row.mean:.3f} ± {row.spread:.3f}"
             needs = at_equal_loss(row, reference)
             ratios = [needs[f"equal_loss_{name}_ratio"] for name in ("bytes_up", "tokens")]
@@ -193,7 +195,7 @@ def _by_row(name: str) -> tuple[list[str], dict[Key, list]]:
 
 
 def _labels(name: str) -> dict[str, str]:
-    methods = compared(name.replace("methods", "compare", 1)).methods
+    methods = compared(name).methods
     return {key: method.label or f"`{key}`" for key, method in methods.items()}
 
 
@@ -249,16 +251,16 @@ def derived() -> dict[str, str]:
     compare, all_rows = compared(), rows()
     records = [record(compare, row, all_rows) for row in plain_rows(all_rows)]
     told = [p._asdict() | {"told_apart": p.told_apart} for p in row_pairs(compare, all_rows)]
-    return {"methods.csv": written._csv(records), "methods.pairs.csv": written._csv(told)}
+    return {"methods.csv": written.as_csv(records), "methods.pairs.csv": written.as_csv(told)}
 
 
 if __name__ == "__main__":
-    for stem in sys.argv[1:]:
+    for stem in map(Path, sys.argv[1:]):
         for ending in written.CSV:
             shutil.copy(f"{stem}{ending}", FOLDER / f"methods{ending}")
+        shutil.copy(PROJECT / f"params/{stem.name}.toml", FOLDER / "methods.toml")
     for name, content in derived().items():
         write_text(FOLDER / name, content)
     for page in PAGES:
         write_text(page, filled(page.read_text(encoding="utf-8")))
-    shown = [row for row in rows() if row.method in SHOWN]
-    write_bytes(FOLDER / "methods.png", written.draw(shown))
+    write_bytes(FOLDER / "methods.png", written.draw(methods_picture.rows()))

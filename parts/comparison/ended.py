@@ -35,8 +35,8 @@ def read(path: Path) -> dict[str, Any]:
         validate(Trained, content, str(path))
         for name in COLUMNS:
             values = [measure[name] for measure in content["curve"]]
-            if values != sorted(values):
-                raise LockstepError(f"{path}: curve: {name} is smaller later, expected it to grow")
+            if values != sorted(values) or values[-1] == 0:
+                raise LockstepError(f"{path}: curve: {name} does not grow, expected it to")
     elif more := Trained.model_fields.keys() & content.keys() - {"loss"}:
         raise LockstepError(f"{path}: loss is null, expected a number beside {min(more)}")
     return content

@@ -179,7 +179,7 @@ def at_equal_loss(row: Row, reference: Row | None) -> dict[str, float | None]:
 
 def record(compare: Compare, row: Row, table: Sequence[Row]) -> dict[str, Any]:
     """Return a row's numbers: losses in nats per token, sizes in bytes, times in seconds."""
-    took = row.first(TRAINED)
+    took, (scored, of) = row.first(TRAINED), row.first("held_out_rows") or (None, None)
     return {
         "method": row.method,
         "failure": row.failure,
@@ -198,6 +198,8 @@ def record(compare: Compare, row: Row, table: Sequence[Row]) -> dict[str, Any]:
         **at_equal_loss(row, whole_gradients(table)),
         "tokens": row.first("tokens"),
         "parameters": row.first("parameters"),
+        "held_out_rows": scored,
+        "split_rows": of,
         "outer_steps": row.first("rounds"),
         "local_steps": row.local_steps,
         "bytes_up": row.total("bytes_up") if row.losses else None,

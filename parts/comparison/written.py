@@ -79,7 +79,7 @@ def write(file: Path, compare: Compare, table: Sequence[Row], code: str) -> list
     write_json(files[2], written | {"search": search})
     write_bytes(files[3], png)
     for path, content in zip(files[4:], (records, seeds, pairs, curves, search), strict=True):
-        write_text(path, _csv(content))
+        write_text(path, as_csv(content))
     return files
 
 
@@ -109,7 +109,8 @@ def _cell(text: str) -> str:
     return shown(text).replace("|", r"\|")
 
 
-def _csv(records: Sequence[dict[str, Any]]) -> str:
+def as_csv(records: Sequence[dict[str, Any]]) -> str:
+    """Return records as CSV, with a column for each name that any of them has."""
     text = io.StringIO()
     names = dict.fromkeys(name for record in records for name in record)
     writer = csv.DictWriter(text, list(names), lineterminator="\n")

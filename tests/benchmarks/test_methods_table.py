@@ -7,11 +7,15 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
+import tomlkit
 
 from benchmarks import methods_table
 from benchmarks.methods_table import FOLDER, PAGES, SECTION, derived, filled, rows
+from parts.comparison import written
 from parts.comparison.results_table import row_pairs
+from parts.comparison.search import Found
 from pipeline.stage.keys import PROJECT
+from tests.parts.comparison.examples import PLAIN, compared, row
 
 ADVICE = PROJECT / "docs/how-to/choose-an-optimizer.md"
 DIFFERENCE = re.compile(r"-?\d\.\d{3} \[-?\d\.\d{3}, -?\d\.\d{3}\]")
@@ -116,3 +120,31 @@ def test_every_spread_and_interval_of_the_pages_is_one_of_the_results():
         text = " ".join(text.split())
         said = {*DIFFERENCE.findall(text), *SPREAD.findall(text)}
         assert said and said <= {*DIFFERENCE.findall(known), *SPREAD.findall(known)}
+
+
+def test_the_table_of_a_comparison_is_made_again_of_its_files(tmp_path, monkeypatch):
+    """So the next table replaces this one by one command."""
+    monkeypatch.chdir(tmp_path)
+    compare = compared(methods={name: PLAIN for name in ("dense", "few", "lost")})
+    table = [row("dense", 4.0, 4.2), row("few", 4.5, 4.7), row("lost", 4.0, None)]
+    table[0] = table[0]._replace(
+        seeds=tuple(seed | {"bytes_up": 400} for seed in table[0].seeds),
+        found=Found({"rate": 2e-3, "x": 1.0}, ["rate"], ["rate"]),
+    )
+    files = written.write(tmp_path / "c.toml", compare, table, "code")
+    content = {
+        path.name.removeprefix("c."): path.read_text() for path in files if "csv" in path.name
+    }
+    for name, text in content.items():
+        (tmp_path / f"methods.{name}").write_text(text)
+    document = compare.model_dump(mode="json", exclude_none=True)
+    (tmp_path / "methods.toml").write_text(tomlkit.dumps(document))
+    monkeypatch.setattr(methods_table, "FOLDER", tmp_path)
+    made = methods_table.derived()
+    assert made["methods.pairs.csv"] == content["pairs.csv"]
+    again, first = (
+        list(csv.DictReader(io.StringIO(text))) for text in (made["methods.csv"], content["csv"])
+    )
+    assert [{k: v for k, v in one.items() if v} for one in again] == [
+        {k: v for k, v in one.items() if v} for one in first
+    ]
