@@ -75,6 +75,13 @@ def test_holm_is_the_closed_test_of_bonferroni():
     assert holm([]) == []
 
 
+def test_a_pair_that_was_named_counts_also_where_its_rows_are_absent():
+    losses = {"a": [4.0, 4.1, 4.3], "b": [4.2, 4.2, 4.4], "c": [4.3, 4.6, 4.5]}
+    named = [frozenset(pair) for pair in (("a", "b"), ("b", "x"), ("x", "y"))]
+    first, second, _ = differences(losses, tested=named)
+    assert first.holm == min(1.0, 3 * first.p) and second.holm is None
+
+
 @pytest.mark.parametrize(("seeds", "tested"), [(3, 45), (5, 7)])
 @pytest.mark.parametrize("spreads", [(0.03,), SPREADS])
 def test_a_table_of_rows_that_are_alike_seldom_shows_a_difference(spreads, seeds, tested):
