@@ -12,6 +12,7 @@ from pipeline.net.transfers import store
 from pipeline.sources.provider import FetchOptions, opened_options
 from pipeline.stage import pins
 from pipeline.stage.artifacts import Paths
+from pipeline.tokens import seen
 from pipeline.tokens.rows import described
 from pipeline.tokens.shards import Shards, duplicates, write_shards
 
@@ -36,6 +37,8 @@ def _run(run: runfile.Run, paths: Paths, options: FetchOptions) -> None:
         pins.check("data", run.pins.data, source_sha256, variant_name(location))
     with paths.building() as folder:
         fetched = sources.fetch(location, folder, options)
+        share = seen.share(folder, fetched)
+        fetched = fetched.model_copy(update={"held_out_seen": share})
         write_shards(folder, fetched)
         read, sha256 = fetched.source["read"], fetched.source["sha256"]
         try:

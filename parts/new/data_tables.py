@@ -21,6 +21,8 @@ from pipeline.stage.untrusted_files import expand
 OF_PACKAGES = "corpus"
 HELD_OUT_PERCENT = 5.0
 DOCUMENTS_HELD_OUT = 1.0  # percent, where documents are many
+PACKAGES_HELD_OUT = 9.0  # percent: two of those that the default run reads
+MOST_SEEN_PERCENT = 5.0  # of a held-out document that may stand in the train text
 TEXT, TOKENS = "text:", "tokens:"  # what an address or a dataset on the hub has
 REPO = r"[\w-][\w.-]*/[\w.-]+"
 SUBSET = re.compile(REPO + r":[\w.-]+")
@@ -115,7 +117,8 @@ def _preprocessed(name: str, model: StartingModel) -> NewData:
 
 def _packages(name: str, model: StartingModel) -> NewData:
     tokens, in_tokens = _tokenizer(model)
-    table = tokens | {"held_out_percent": HELD_OUT_PERCENT, "shuffle": SEEDED}
+    held_out = {"held_out_percent": PACKAGES_HELD_OUT, "most_seen_percent": MOST_SEEN_PERCENT}
+    table = tokens | held_out | {"shuffle": SEEDED}
     source = "the source of packages that constraints.txt pins"
     return NewData({"Corpus": table}, f"{source}, {in_tokens}")
 
@@ -142,7 +145,8 @@ def _documents(name: str, model: StartingModel) -> NewData:
     tokens, in_tokens = _tokenizer(model)
     source, _, subset = name.partition(":") if SUBSET.fullmatch(name) else (name, "", "")
     table = {"source": source, **({"subset": subset} if subset else {}), **tokens}
-    table |= {"held_out_percent": DOCUMENTS_HELD_OUT, "shuffle": SEEDED}
+    held_out = {"held_out_percent": DOCUMENTS_HELD_OUT, "most_seen_percent": MOST_SEEN_PERCENT}
+    table |= held_out | {"shuffle": SEEDED}
     far = not Path(source).expanduser().exists()
     return NewData({"Text": table}, f"documents of {name}, {in_tokens}", far=far)
 

@@ -193,6 +193,10 @@ class TokenizedText(Data):
     """Commit, branch or tag of a tokenizer on the hub; by default the main branch."""
     shuffle: AnyShuffle
     """Order of the train split's sequences."""
+    most_seen_percent: Annotated[float, Field(ge=0, lt=100)] | None = None
+    """Percentage of a held-out document's windows of 32 tokens that may stand word for word in the
+    train split. A document of more is left out: neither measured nor trained on. By default none
+    is, as in older releases."""
 
     @model_validator(mode="after")
     def _one_tokenizer(self) -> "TokenizedText":
@@ -207,8 +211,8 @@ class DataCorpus(TokenizedText):
     """The source of packages that constraints.txt pins, tokenized by the stage download."""
 
     held_out_percent: HeldOutPercent
-    """Percentage of the bytes that no peer trains on, for measurements, above 0 and below 100, in
-    whole files."""
+    """Percentage of the bytes that no peer trains on, for measurements, above 0 and below 100; in
+    whole packages with most_seen_percent, in whole files without."""
 
     @model_validator(mode="before")
     @classmethod

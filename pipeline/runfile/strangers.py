@@ -78,8 +78,8 @@ ANSWERS: tuple[AnswerRow, ...] = (
     ("model.LLM.data_location.*", "address path url", SAID),
     (
         "model.LLM.data_location.*",
-        "token_size_in_bytes held_out_percent vocab_size tokenizer_revision revision subset split "
-        "files column weight patterns",
+        "token_size_in_bytes held_out_percent most_seen_percent vocab_size tokenizer_revision "
+        "revision subset split files column weight patterns",
         FREE,
     ),
     ("download", "stream", SAID),  # what is read while training has no hash

@@ -104,6 +104,9 @@ class Shards(Table):
     files: tuple[ShardFile, ...]
     held_out_by_default: bool = False
     """Whether files are held out by default, the last of each location, since none was named."""
+    held_out_seen: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Share of the held-out split's windows that stand in the train split (tokens/seen.py); None
+    where it is not known."""
     source: dict[str, JsonValue]
 
     def split(self, split: Split) -> tuple[ShardFile, ...]:

@@ -1,14 +1,16 @@
 """`data_location.Corpus`: text that every machine has, the source of pinned packages.
 
 The wheels that constraints.txt pins are the same for every Python and platform, so this text is
-too: the default run needs no network. Whole files are held out. A limit of files is on the train
-files.
+too: the default run needs no network. Whole packages are held out with `most_seen_percent`, whole
+files without. A limit of files is on the train files.
 """
 
 import hashlib
 import sysconfig
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from importlib import metadata
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,6 +53,11 @@ class SourceFile(NamedTuple):
     name: str
     path: Path
     size: int
+
+    @property
+    def package(self) -> str:
+        """The folder that is imported."""
+        return self.name.partition("/")[0]
 
 
 def survey(location: DataCorpus, options: FetchOptions) -> Survey:
@@ -98,6 +105,10 @@ class _PackageText(DocumentReader):
         self.read, self.percent = _describe(), location.held_out_percent
         self.opened: dict[SourceFile, str] = {}
         self._splits, self._options = splits, options
+        packages = [file.package for file in splits[HELD_OUT]]
+        self.borders = frozenset(
+            n for n, pair in enumerate(pairwise(packages), 1) if len({*pair}) > 1
+        )
 
     def documents(self) -> Iterator[tuple[Split, str]]:
         size = sum(file.size for files in self._splits.values() for file in files)
@@ -114,10 +125,16 @@ class _PackageText(DocumentReader):
         return ((file.name, sha256) for file, sha256 in self.opened.items())
 
     def record(self) -> dict[str, Any]:
+        names = [file.name for file in self._splits[HELD_OUT]]
         return {
             "files": len(self.opened),
             "bytes": sum(file.size for file in self.opened),
-            "held_out_files": [file.name for file in self._splits[HELD_OUT]],
+            "held_out_files": [name for n, name in enumerate(names) if n not in self.repeated],
+            **(
+                {"seen_in_train": [names[n] for n in sorted(self.repeated)]}
+                if self.repeated
+                else {}
+            ),
         }
 
 
@@ -134,34 +151,41 @@ def _choose(
 ) -> tuple[dict[Split, list[SourceFile]], int]:
     """Return the files that a run reads, by split, and the number of all train files."""
     files, percent = find(), location.held_out_percent
-    train, held_out = map(set, split_by_file({file.name: file.size for file in files}, percent))
+    by_file = location.most_seen_percent is None
+    whole = [file.name if by_file else file.package for file in files]  # what is held out whole
+    sizes: Counter[str] = Counter()
+    for name, file in zip(whole, files, strict=True):
+        sizes[name] += file.size
+    held_out = set(held_out_of(sizes, percent))
     if not held_out:
         raise LockstepError(
             f"model.LLM.data_location.Corpus.held_out_percent: found {percent}, expected enough to "
-            f"hold out one of the {len(files)} files in {sysconfig.get_path('purelib')}"
+            f"hold out one of the {len(sizes)} {'files' if by_file else 'packages'} in "
+            f"{sysconfig.get_path('purelib')}"
         )
+    train = [file for name, file in zip(whole, files, strict=True) if name not in held_out]
     most = None if options.limit is None else options.limit.files
     splits: dict[Split, list[SourceFile]] = {
-        TRAIN: [file for file in files if file.name in train][:most],
-        HELD_OUT: [file for file in files if file.name in held_out],
+        TRAIN: train[:most],
+        HELD_OUT: [file for name, file in zip(whole, files, strict=True) if name in held_out],
     }
     return splits, len(train)
 
 
-def split_by_file(sizes: dict[str, int], held_out_percent: float) -> tuple[list[str], list[str]]:
-    """Return train and held-out names: files that fit into `held_out_percent` of all bytes.
+def held_out_of(sizes: Mapping[str, int], held_out_percent: float) -> list[str]:
+    """Return held-out names: packages or files that fit into `held_out_percent` of all bytes.
 
-    Files are tried in the order of the SHA-256 of their names. So another version of the packages
-    holds out nearly the same files, and one large file does not make the held-out part too large,
-    as comparing a hash with a threshold would (5 % of files were 10 % of bytes).
+    They are tried in the order of the SHA-256 of their names. So another version of the packages
+    holds out nearly the same, and one large file does not make the held-out part too large, as
+    comparing a hash with a threshold would (5 % of files were 10 % of bytes).
     """
     room = sum(sizes.values()) * held_out_percent / 100
-    held_out = set()
+    held_out = []
     for name in sorted(sizes, key=lambda name: hashlib.sha256(name.encode()).digest()):
         if sizes[name] <= room:
-            held_out.add(name)
+            held_out.append(name)
             room -= sizes[name]
-    return [name for name in sizes if name not in held_out], sorted(held_out)
+    return held_out
 
 
 def _describe() -> str:

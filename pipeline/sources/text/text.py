@@ -7,6 +7,8 @@ A document is held out if its SHA-256 is below `held_out_percent` of all there c
 text is always on the same side, and more data never moves it. All of a file are that is named as a
 train file of the source but for the word of its split, as test.jsonl beside train.jsonl is.
 
+With `most_seen_percent`, a held-out document that stands in the train split is left out.
+
 A limit of files is on all files of a source. One of tokens or steps is divided among the sources by
 their weights, and fetches no more than it needs; the rest of what was fetched last is read for
 documents to hold out, at most HELD_OUT_TOKENS. Sequences of several sources are mixed while they
@@ -237,7 +239,11 @@ class _FileReader(DocumentReader):
             **self._listing.says,
             "files": [*self.opened],
             **({"held_out_files": sorted(self.named)} if self.named else {}),
-            "documents": {split: self.counts[split] for split in (TRAIN, HELD_OUT)},
+            "documents": {
+                TRAIN: self.counts[TRAIN],
+                HELD_OUT: self.counts[HELD_OUT] - len(self.repeated),
+            },
+            **({"seen_in_train": len(self.repeated)} if self.repeated else {}),
             "left_out": {why: count for why, count in self.left_out.items() if count},
         }
 

@@ -27,10 +27,13 @@ from lockstep.tables.variant import variant_name
 from pipeline.net.transfers import hub_files
 from pipeline.runfile.data import Limit, TokenizedText
 from pipeline.sources.provider import HELD_OUT, TRAIN, Fetched, FetchOptions
+from pipeline.sources.text import split_writer
+from pipeline.sources.text.near_duplicates import leave_out
+from pipeline.sources.text.split_writer import SplitWriter
 from pipeline.sources.token_files.listing import max_tokens
 from pipeline.stage.artifacts import listing_sha256
 from pipeline.stage.untrusted_files import check_file, expand, unchanged
-from pipeline.tokens.shards import Part, ShardFile, Split, write_shard
+from pipeline.tokens.shards import Part, ShardFile, Split
 from pipeline.tokens.tokenizer_files import (
     MOST_BYTES,
     SETTINGS,
@@ -47,7 +50,6 @@ from pipeline.tokens.tokenizer_files import (
 PIECE = 2**17  # characters
 # Up to the last line break between two non-space characters, and up to the last after one.
 LINE, TEXT = re.compile(r".*\S\n(?=\S)", re.DOTALL), re.compile(r".*\S(?=\n)", re.DOTALL)
-SHARD_TOKENS = 2**20
 TRAINED_CHARACTERS = 2**28  # at most, of the train text, to train a tokenizer
 # Limits of a batch of pieces for the tokenizer.
 PIECES_AT_ONCE, CHARACTERS_AT_ONCE = 1024, 2**20
@@ -73,6 +75,8 @@ class DocumentReader(ABC):
       share: its share of them.
       counts: documents that were read, by split.
       writers: of the tokens of each split; `write_tokens` sets them.
+      borders: numbers of held-out documents with which another group begins, such as a package.
+      repeated: numbers of those that are left out, since they stand in the train split.
       enough: whether nothing more is needed to train on.
     """
 
@@ -86,6 +90,8 @@ class DocumentReader(ABC):
         self.counts: Counter[str] = Counter()
         self.writers: dict[Split, SplitWriter] = {}
         self.enough = False
+        self.borders: frozenset[int] = frozenset()
+        self.repeated: set[int] = set()
 
     @abstractmethod
     def documents(self) -> Iterator[tuple[Split, str]]:
@@ -187,6 +193,11 @@ def tokenize(
         size = 2 if encoder.vocab_size <= 2**16 else 4
         tokenless = Tokenless(encoder.tokenizer)
         files = write_tokens(readers, encoder, tokenless, folder, size)
+        if (most_percent := location.most_seen_percent) is not None:
+            borders = readers[0].borders if len(readers) == 1 else ()
+            files, left_out = leave_out(folder, files, size, encoder.end, most_percent, borders)
+            for reader in readers:
+                reader.repeated = {number for part, number in left_out if part == reader.part}
     except LockstepError as error:
         left_out = (line for reader in readers for line in reader.warnings())
         error.args = ("; ".join([*error.args, *left_out]),)
@@ -278,11 +289,11 @@ def most_tokens(limit: Limit | None, split: Split) -> int | None:
     """
     if limit is None or limit.steps is None or split == HELD_OUT:
         return max_tokens(limit)[split]
-    per_shard = SHARD_TOKENS // limit.max_seq_len
+    per_shard = split_writer.SHARD_TOKENS // limit.max_seq_len
     if not per_shard:  # no limit gives a sequence that a shard cannot hold
         return None
     shards, remainder = divmod(limit.sequences, per_shard)
-    return shards * SHARD_TOKENS + remainder * limit.max_seq_len
+    return shards * split_writer.SHARD_TOKENS + remainder * limit.max_seq_len
 
 
 def encode(
@@ -330,56 +341,6 @@ def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
             batch, characters = [], 0
     if batch:
         yield batch
-
-
-class SplitWriter:
-    """Writes tokens of a split as shards of SHARD_TOKENS, the last one shorter.
-
-    At most `most` tokens are written, None for all that come. `files` gains the shards; those that
-    other writers put there count in names. `part` is that of the sources that are mixed.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        split: Split,
-        token_size_in_bytes: int,
-        most: int | None,
-        files: list[ShardFile],
-        part: int,
-    ):
-        self._folder, self._split, self._left = folder, split, most
-        self._shard_S, self._filled = np.empty(SHARD_TOKENS, f"<u{token_size_in_bytes}"), 0
-        self._files, self._part, self.has_written = files, part, False
-
-    @property
-    def is_full(self) -> bool:
-        """Whether no further token would be written."""
-        return self._left == 0
-
-    def add(self, tokens_T: np.ndarray) -> None:
-        """Write tokens, as far as there is room."""
-        if self._left is not None:
-            tokens_T = tokens_T[: self._left]
-            self._left -= len(tokens_T)
-        while len(tokens_T):
-            part_t = tokens_T[: SHARD_TOKENS - self._filled]
-            self._shard_S[self._filled : self._filled + len(part_t)] = part_t
-            tokens_T, self._filled = tokens_T[len(part_t) :], self._filled + len(part_t)
-            if self._filled == SHARD_TOKENS:
-                self._write()
-
-    def close(self) -> None:
-        """Write what is left."""
-        if self._filled:
-            self._write()
-
-    def _write(self) -> None:
-        shard_S = self._shard_S[: self._filled]
-        file = write_shard(self._folder, self._split, len(self._files), shard_S)
-        self._files.append(file.model_copy(update={"part": self._part}))
-        self.has_written = True
-        self._filled = 0
 
 
 # ---- The tokenizer ----

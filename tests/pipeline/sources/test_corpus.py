@@ -18,6 +18,7 @@ from pipeline.sources.text import corpus, tokenizing
 from pipeline.sources.text.tokenizing import END
 from pipeline.stage.artifacts import listing_sha256
 from pipeline.stage.keys import PROJECT, RUN_FILE
+from pipeline.tokens import seen
 from pipeline.toml_file import read_toml
 from tests import tiny
 from tests.errors import refused
@@ -78,20 +79,19 @@ def test_the_held_out_files_do_not_shape_the_tokenizer(root, tmp_path):
 
 def test_held_out_files_are_as_many_bytes_as_asked_and_stay_when_others_come(root):
     sizes = {file.name: file.size for file in sources_in(root)}
-    train, held_out = corpus.split_by_file(sizes, 30.0)
-    assert sorted([*train, *held_out]) == sorted(sizes)
+    held_out = corpus.held_out_of(sizes, 30.0)
     assert 0.2 < sum(sizes[name] for name in held_out) / sum(sizes.values()) <= 0.3
     # 30 % of a larger corpus are at least the files that were 30 % of this one.
     more = {**sizes, **{f"more/{n}.py": sizes["low/a.py"] for n in range(16)}}
-    assert len(corpus.split_by_file(more, 30.0)[1]) > len(held_out)
+    assert len(corpus.held_out_of(more, 30.0)) > len(held_out)
     order = sorted(sizes, key=lambda name: hashlib.sha256(name.encode()).digest())
-    assert held_out == sorted(order[: len(held_out)])
+    assert held_out == order[: len(held_out)]
 
 
 def test_a_large_file_does_not_swell_the_held_out_part():
     sizes = {f"{n}.py": 100 for n in range(100)} | {"large.py": 100_000}
     for percent in (1.0, 5.0, 10.0, 50.0):
-        held_out = corpus.split_by_file(sizes, percent)[1]
+        held_out = corpus.held_out_of(sizes, percent)
         assert sum(sizes[name] for name in held_out) <= sum(sizes.values()) * percent / 100
 
 
@@ -204,3 +204,25 @@ def test_the_default_run_pins_the_packages():
     assert listing_sha256(contents) == pin, (
         "constraints.txt has changed: set the new pins in params/"
     )
+
+
+def test_whole_packages_are_held_out_without_the_files_that_stand_in_train(root, tmp_path):
+    (root / "low" / "copy.py").write_bytes((root / "high" / "i.py").read_bytes())
+    fetched = fetch(tmp_path / "out", held_out_percent=60.0, most_seen_percent=5.0, vocab_size=270)
+    files = [file.name for file in sources_in(root)]
+    train = [name for name in files if name.startswith("high/")]
+    held_out = [name for name in files if name.startswith("low/") and name != "low/copy.py"]
+    assert fetched.source["held_out_files"] == held_out
+    assert fetched.source["seen_in_train"] == ["low/copy.py"]
+    for split, names in (("train", train), ("held_out", held_out)):
+        assert texts(tmp_path / "out", split) == [(root / name).read_text() for name in names]
+
+
+def test_the_halves_of_the_default_runs_held_out_split_are_of_different_packages(tmp_path):
+    """And less than 1 % of it stands in the train split."""
+    given = read_toml(PROJECT / RUN_FILE)["model"]["LLM"]["data_location"]["Corpus"]
+    (folder := tmp_path / "out").mkdir()
+    shards = sources.fetch(DataCorpus(**given), folder, options(tmp_path / "store"))
+    assert seen.share(folder, shards) < 0.01
+    packages = {name.split("/")[0] for name in shards.source["held_out_files"]}
+    assert len(packages) == len(shards.split("held_out")) == 2

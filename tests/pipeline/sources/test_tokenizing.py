@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers
 
 from pipeline.runfile.data import Limit
-from pipeline.sources.text import documents, tokenizing
+from pipeline.sources.text import documents, split_writer, tokenizing
 from pipeline.sources.text.tokenizing import END, PAD, train_tokenizer
 from pipeline.sources.token_files import listing
 from pipeline.tokens.tokenizer_files import save_tokenizer
@@ -94,7 +94,7 @@ def test_pieces_begin_with_lines_or_else_words(monkeypatch, text, pieces):
 def test_memory_does_not_grow_with_the_file(tmp_path, monkeypatch, name):
     monkeypatch.setattr(tokenizing, "PIECE", 2**12)
     monkeypatch.setattr(tokenizing, "CHARACTERS_AT_ONCE", 2**14)
-    monkeypatch.setattr(tokenizing, "SHARD_TOKENS", 2**16)
+    monkeypatch.setattr(split_writer, "SHARD_TOKENS", 2**16)
     given = write_tokenizer(tmp_path / "given")
     peaks = []
     for size in (2, 16):
@@ -125,7 +125,7 @@ def test_a_tokenizer_is_trained_on_the_beginning_of_a_long_text(tmp_path, monkey
 def test_a_limit_of_tokens_is_the_first_of_those_without_it(tmp_path, monkeypatch):
     path = put(tmp_path, {"a.jsonl": lines_of(stories(400))}) / "a.jsonl"
     whole = fetch(path, tmp_path / "whole")
-    monkeypatch.setattr(tokenizing, "SHARD_TOKENS", 300)
+    monkeypatch.setattr(split_writer, "SHARD_TOKENS", 300)
     few = fetch(path, tmp_path / "few", Limit(tokens=1000))
     assert [file.tokens for file in few.files if file.split == "train"] == [300, 300, 300, 100]
     for split, most in (("train", 1000), ("held_out", None)):
@@ -141,7 +141,9 @@ def test_a_limit_of_tokens_is_the_first_of_those_without_it(tmp_path, monkeypatc
 def test_a_limit_of_steps_is_whole_sequences_though_shards_end_in_half_ones(
     tmp_path, monkeypatch, lines, steps, tokens
 ):
-    monkeypatch.setattr(tokenizing, "SHARD_TOKENS", 300)  # 4 sequences of 64 tokens, and 44 tokens
+    monkeypatch.setattr(
+        split_writer, "SHARD_TOKENS", 300
+    )  # 4 sequences of 64 tokens, and 44 tokens
     limit = Limit(steps=steps, batch=1, max_seq_len=64)
     fetched = fetch(lines, tmp_path / "out", limit)
     sizes = [file.tokens for file in fetched.files if file.split == "train"]
