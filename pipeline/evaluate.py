@@ -15,7 +15,7 @@ from lockstep.errors import LockstepError
 from lockstep.files import write_json, write_text
 from lockstep.programs.placement import device_groups
 from pipeline import runfile
-from pipeline.audit.verdict_text import HELD_OUT, SAMPLE, measured_on
+from pipeline.audit.verdict_text import HELD_OUT, SAMPLE, measured_on, seen_in_train
 from pipeline.joints import Joint
 from pipeline.language_model import held_out
 from pipeline.language_model.held_out import HeldOutRows
@@ -60,13 +60,15 @@ def run(run: runfile.Run, paths: Paths) -> None:
             notes.append("the export was refused, so there is nothing to measure")
         else:
             findings = _evaluate(run, paths, folder, notes)
-        _write(run, findings, notes, folder)
+        seen = read_shards(paths.out("download")).held_out_seen
+        _write(run, findings, seen, notes, folder)
     unit = subject_of(run).loss_unit
     for name, label in (HELD_OUT | {"held_out_loss": f"held-out loss, {unit}"}).items():
         if findings.numbers[name] is not None:
             print(f"evaluate: {label} {findings.numbers[name]:.4f}")
     if findings.numbers["held_out_loss"] is not None:
         print(f"evaluate: on {measured_on(*(findings.numbers[name] for name in SAMPLE))}")
+        print(f"evaluate: {seen_in_train(seen)}")
     for task in findings.tasks:
         print(f"evaluate: {one_line(task)}")
     for note in notes:
@@ -87,8 +89,11 @@ def _evaluate(run: runfile.Run, paths: Paths, folder: Path, notes: list[str]) ->
         return Findings(numbers, tasks, text, opened.own_metrics())
 
 
-def _write(run: runfile.Run, findings: Findings, notes: list[str], folder: Path) -> None:
-    details = {"tasks": [report(task) for task in findings.tasks], "prompt": run.evaluate.prompt}
+def _write(
+    run: runfile.Run, findings: Findings, seen: float | None, notes: list[str], folder: Path
+) -> None:
+    details: dict[str, Any] = {"held_out_seen": seen}  # as shards.json has it
+    details |= {"tasks": [report(task) for task in findings.tasks], "prompt": run.evaluate.prompt}
     details |= {"text": findings.text, "notes": notes}
     own = {} if findings.own is None else {"workload": findings.own}
     write_json(folder / "evaluate.json", findings.numbers | details | own)

@@ -61,6 +61,15 @@ def measured_on(stderr: float | None, rows: int, split_size: int) -> str:
     return f"{rows:,} of {split_size:,} held-out sequences{error}"
 
 
+def seen_in_train(share: float | None) -> str:
+    """Return how much of the held-out split stands in the train split (tokens/seen.py)."""
+    if share is None:
+        return "not known how much of the held-out text stands in the train text"
+    return f"{share:.2%} of held-out windows of 32 tokens stand in the train text".replace(
+        "%", " %"
+    )
+
+
 def summarize(verdict: dict) -> str:
     """Return the verdict in one line."""
     line = (

@@ -170,6 +170,7 @@ def _environment(card: Path | None) -> Environment:
         *([card.parent] if card else []), escape=False
     )  # Markdown: `code` is what keeps text from being markup
     env.globals["measured_on"] = verdict_text.measured_on
+    env.globals["seen_in_train"] = verdict_text.seen_in_train
     env.filters |= {
         "code": code,
         "json": lambda value: json.dumps(value, ensure_ascii=False),

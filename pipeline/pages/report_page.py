@@ -76,7 +76,8 @@ def _tiles(results: Results, peers: int) -> list[tuple[str, str, str]]:
     loss = None if before is None or after is None else f"{before:.3f} → {after:.3f}"
     when = "at the end of training" if evaluated["held_out_loss"] is None else "exported weights"
     chance = "" if results.chance is None else f"; chance is {results.chance:.3f}"
-    measured = f"{results.unit}, {when}, on {results.measured_on}{chance}"
+    seen = verdict_text.seen_in_train(evaluated["held_out_seen"])
+    measured = f"{results.unit}, {when}, on {results.measured_on}{chance}; {seen}"
     tokens = evaluated["tokens"]
     over_tokens = "" if tokens is None else f"over {tokens:,} held-out tokens"
     parallel = size(trained["bytes_up_of_data_parallel"])

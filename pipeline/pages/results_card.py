@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from pipeline.audit.verdict_text import HELD_OUT, HELD_OUT_SPLIT, SAMPLE, measured_on
+from pipeline.audit.verdict_text import HELD_OUT, HELD_OUT_SPLIT, SAMPLE, measured_on, seen_in_train
 from pipeline.pages.templates import code
 from pipeline.scores import Score, scores
 
@@ -90,7 +90,8 @@ def _workload_section(evaluated: dict[str, Any]) -> Iterator[str]:
 
 
 def _sample(evaluated: dict[str, Any]) -> str:
-    return f"- of the loss: {measured_on(*(evaluated[name] for name in SAMPLE))}"
+    measured = measured_on(*(evaluated[name] for name in SAMPLE))
+    return f"- of the loss: {measured}; {seen_in_train(evaluated['held_out_seen'])}"
 
 
 def _table(evaluated: dict[str, Any], metrics: list[Score]) -> Iterator[str]:

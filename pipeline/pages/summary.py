@@ -36,13 +36,18 @@ def _rows(results: Results, paths: Paths) -> list[tuple[str, str]]:
     if before is not None and after is not None:
         chance = "" if results.chance is None else f" (chance: {results.chance:.3f})"
         loss = f"{before:.3f} -> {after:.3f} {results.unit}{chance}"
+    seen = verdict_text.seen_in_train(evaluated["held_out_seen"])
     bits, main = evaluated["bits_per_byte"], main_scores(evaluated["tasks"])
     fetched = trained["bytes_to_verify"]
     checked = f"{size(fetched)} of state fetched per peer and round, to recompute others' steps"
     up, data_parallel = trained["bytes_up"], trained["bytes_up_of_data_parallel"]
     return [
         ("held-out loss", loss),
-        *([("measured on", results.measured_on)] if results.measured_on else []),
+        *(
+            [("measured on", results.measured_on), ("held out", seen)]
+            if results.measured_on
+            else []
+        ),
         ("bits per byte", "not measured" if bits is None else f"{bits:.3f}"),
         *([("tasks", "; ".join(f"{score.task} {score.text}" for score in main))] if main else []),
         ("tokens", f"{trained['tokens']:,} in {trained['rounds']:,} rounds"),

@@ -42,6 +42,7 @@ def test_held_out_loss_is_that_of_training_on_the_same_sequences(made):
     assert metrics["perplexity"] == pytest.approx(math.exp(expected.mean), rel=1e-4)
     assert (metrics["sequences"], metrics["tokens"]) == (5, 5 * (LENGTH - 1))
     assert metrics["split_sequences"] == 7
+    assert written["held_out_seen"] is None  # nobody counted it in shards that a test made
 
 
 def test_rows_are_spread_over_the_whole_split_and_any_seed_draws_others():

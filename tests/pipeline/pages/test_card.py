@@ -84,6 +84,9 @@ def test_the_run_is_stated(accepted):
         "held-out, before the first round": "5.9000",
         "held-out, after the last round": "5.1250",
         "held-out, measured on": "2 of 3 held-out sequences, standard error 0.250",
+        "held-out, how much is new": (
+            "not known how much of the held-out text stands in the train text"
+        ),
         "chance": "5.7038",
         "verdict": "accepted: no findings",
         "compared": "bit for bit",
