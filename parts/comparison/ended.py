@@ -21,6 +21,7 @@ Trained = create_model(
     "Trained",
     held_out_stderr=(Amount | None, ...),
     held_out_rows=(RowCounts, ...),
+    held_out_seen=(Annotated[float, Field(ge=0, le=1)] | None, None),
     tokens_per_second=(Amount | None, ...),
     curve=(Annotated[list[Measure], Field(min_length=2)], ...),
     **STRICT,

@@ -11,7 +11,7 @@ from parts.comparison.ended import COLUMNS, TRAINED
 from parts.comparison.pairs import Difference, differences
 from parts.comparison.search import Found, found
 from parts.comparison.trainings import Ended, PlannedTraining, card_of_method, trials, tried
-from pipeline.audit.verdict_text import measured_on
+from pipeline.audit.verdict_text import measured_on, seen_in_train
 
 AS_FEW = 1.1  # times the bytes of a row are as few
 WHOLE = 32  # bits per parameter and local step, of whole gradients
@@ -353,13 +353,14 @@ def conclusions(compare: Compare, table: Sequence[Row]) -> Iterator[str]:
 
 
 def _measured_on(plain: Sequence[Row]) -> str | None:
-    rows = next((row.first("held_out_rows") for row in plain if row.losses), None)
-    if rows is None:
+    seeds = [seed for row in plain for seed in row.seeds if seed["loss"] is not None]
+    if not seeds:
         return None
-    known = (seed.get("held_out_stderr") for row in plain for seed in row.seeds)
-    errors = [error for error in known if error is not None]
-    text = measured_on(max(errors, default=None), *rows)
-    return f"A loss is measured on {text} at most; on equal seeds, every method on the same."
+    errors = [seed["held_out_stderr"] for seed in seeds if seed["held_out_stderr"] is not None]
+    shares = [seed.get("held_out_seen") for seed in seeds]
+    text = measured_on(max(errors, default=None), *seeds[0]["held_out_rows"])
+    new = seen_in_train(None if None in shares else max(shares))
+    return f"A loss is measured on {text} at most; on equal seeds, every method on the same; {new}."
 
 
 def _told_apart(

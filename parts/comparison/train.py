@@ -89,6 +89,7 @@ def _train(run_file: Path, root: Path) -> dict[str, Any]:
         "status": "trained",
         "loss": metrics["held_out_loss"],
         **{name: metrics[name] for name in KEPT},
+        "held_out_seen": read_json(root / OUT["download"] / "shards.json")["held_out_seen"],
         TRAINED: math.fsum(took),
         "params": read_json(last / "state.json")["params"],
         "peak_bytes": peak,

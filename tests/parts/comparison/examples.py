@@ -29,6 +29,7 @@ def made(*losses: float | None, bytes_up: int = 10, seconds: float = 1.0) -> tup
             **dict.fromkeys(KEPT, 100),
             "held_out_stderr": 0.125,
             "held_out_rows": [64, 640],
+            "held_out_seen": 0.002,
             "key": "k",
             "loss": loss,
             TRAINED: 100.0,

@@ -86,7 +86,7 @@ def test_only_tested_pairs_have_words_and_those_that_holm_tells_apart():
     table = [row("a", 4.0, 4.2), row("b", 4.01, 4.2), row("c", 5.0, 5.2)]
     compare = compared(methods={r.method: PLAIN for r in table}, pairs=[["b", "a"], ["c", "b"]])
     sample, tested, apart, level, _ = conclusions(compare, table)
-    assert "64 of 640" in sample and "0.125" in sample
+    assert "64 of 640" in sample and "0.125" in sample and "0.20 %" in sample
     assert "2 pairs, named before" in tested and "a - c" not in apart + level
     assert "b - c (" in apart and "a - b (" in level
     untested = row_pairs(compare, table)[1]
