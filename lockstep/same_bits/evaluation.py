@@ -26,8 +26,16 @@ class _ByRules(str):
     """The name in a jaxpr of what `same_bits` returns: a user's function may be called so, too."""
 
 
-class _NoRule(str):
-    """The name of an operation that is taken as it is, with its types and line."""
+class NamedOperation(str):
+    """The name of an operation of a function in a jaxpr, with its types and line."""
+
+
+class _NoRule(NamedOperation):
+    """The name of one that is taken as it is."""
+
+
+# Whether each operation by rules is traced as a program of its own, of such a name.
+OPENED = jax.make_user_context(default_value=False)
 
 
 def same_bits(function: Callable[..., Any], product: Product = in_float64) -> Callable[..., Any]:
@@ -39,7 +47,7 @@ def same_bits(function: Callable[..., Any], product: Product = in_float64) -> Ca
 
     def by_rules(*arguments: Any) -> Any:
         closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
-        evaluation = _Evaluation(Numbers(Arithmetic.in_program(arguments), product))
+        evaluation = _ByTheRules(Numbers(Arithmetic.in_program(arguments), product))
         leaves = evaluation.run(closed, jax.tree.leaves(arguments))
         return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
 
@@ -71,11 +79,8 @@ def _is_jaxpr(value: Any) -> bool:
     return isinstance(value, (ClosedJaxpr, Jaxpr))
 
 
-@dataclass(frozen=True)
-class _Evaluation:
-    """An evaluation in progress."""
-
-    numbers: Numbers
+class Evaluation:
+    """The evaluation of a jaxpr, one equation after the other; a subclass says what each gives."""
 
     def run(self, closed: Any, arguments: Sequence[Any]) -> list[Any]:
         """Return the results of a jaxpr."""
@@ -83,6 +88,8 @@ class _Evaluation:
         values: dict[Any, Any] = {}
         values.update(zip(jaxpr.constvars, closed.consts, strict=True))
         values.update(zip(jaxpr.invars, arguments, strict=True))
+        results_of_all = {v for v in jaxpr.outvars if not isinstance(v, Literal)}
+        last = {v: e for e in jaxpr.eqns for v in e.invars if not isinstance(v, Literal)}
 
         def value(variable: Any) -> Any:
             if isinstance(variable, Literal):
@@ -92,7 +99,22 @@ class _Evaluation:
         for equation in jaxpr.eqns:
             results = self._apply(equation, [value(v) for v in equation.invars])
             values.update(zip(equation.outvars, results, strict=True))
+            used = {v for v in equation.invars if not isinstance(v, Literal)}
+            for variable in used:
+                if last[variable] is equation and variable not in results_of_all:
+                    del values[variable]  # or all arrays are held at once
         return [value(variable) for variable in jaxpr.outvars]
+
+    def _apply(self, equation: Any, inputs: list[Any]) -> Sequence[Any]:
+        """Return the results of one equation."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class _ByTheRules(Evaluation):
+    """An evaluation by the rules of some numbers."""
+
+    numbers: Numbers
 
     def _apply(self, equation: Any, inputs: list[Any]) -> Sequence[Any]:
         """Return the results of one operation."""
@@ -114,16 +136,20 @@ class _Evaluation:
             ]
             results: list[Any] = lax.switch(index, branches, *operands)
             return results
-        if is_by_rules or is_exact(equation):
+        if is_by_rules:
             return _bound(equation, *inputs)
-        if has_rule(equation):
+        exact, ruled = is_exact(equation), has_rule(equation)
+
+        def operation(*inputs: Any) -> list[Any]:
+            if exact or not ruled:
+                return _bound(equation, *inputs)
             return [apply_rule(self.numbers, equation, inputs)]
 
-        def as_it_is(*inputs: Any) -> list[Any]:
-            return _bound(equation, *inputs)
-
-        as_it_is.__name__ = _NoRule(_described(equation))  # for `without_rule`
-        return jax.jit(as_it_is)(*inputs)
+        if (exact or ruled) and not OPENED.value:
+            return operation(*inputs)
+        kind = NamedOperation if exact or ruled else _NoRule
+        operation.__name__ = kind(_described(equation))
+        return jax.jit(operation)(*inputs)
 
     def _scan(self, equation: Any, inputs: list[Any]) -> list[Any]:
         settings, body = equation.params, equation.params["jaxpr"]

@@ -133,17 +133,24 @@ class WindowReplay:
     def findings(self, advance: Callable[[], None]) -> list[Finding]:
         """Recompute the window's rounds, and compare the state at every snapshot."""
         for entry in self.replay.transcript.window(self.window):
-            step = entry.round.step
-            self._begin(entry)
-            self.strayed.difference_update(entry.round.joined, entry.evidence.silent)
-            recomputed, can_go_on = self._step(entry)
-            if not can_go_on:  # the message applied instead of a replayed one is not kept
-                return self.found
-            self.params.follow(entry, None if self.replay.kept else recomputed)
-            if step in self.replay.transcript.snapshots:
-                self._compare_states(step)
+            if not self.take(entry):
+                break
+            if entry.round.step in self.replay.transcript.snapshots:
+                self._compare_states(entry.round.step)
             advance()
         return self.found
+
+    def take(self, entry: Entry) -> bool:
+        """Recompute the next round; return whether the replay can go on.
+
+        Not if a message that is not kept was applied in the place of a replayed one.
+        """
+        self._begin(entry)
+        self.strayed.difference_update(entry.round.joined, entry.evidence.silent)
+        recomputed, can_go_on = self._step(entry)
+        if can_go_on:
+            self.params.follow(entry, None if self.replay.kept else recomputed)
+        return can_go_on
 
     def _begin(self, entry: Entry) -> None:
         """Begin a round: some peers take over the params, those without work the last commit.

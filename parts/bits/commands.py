@@ -1,0 +1,124 @@
+"""The commands `lockstep bits record`, `compare` and `check`. Nothing heavy is imported before."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from lockstep.errors import shown
+from lockstep.files import write_named
+from pipeline.command_options import (
+    DEFAULT_ROOT,
+    DEFAULT_RUN,
+    RESULTS,
+    Commands,
+    Root,
+    RunFile,
+    run_stage,
+)
+
+if TYPE_CHECKING:
+    from pipeline.stage.artifacts import Paths
+    from pipeline.start.begin import Setup
+
+DEFAULT_LIST = Path(__file__).with_name("default_run.json")
+
+app = typer.Typer()
+bits = typer.Typer(
+    cls=Commands, no_args_is_help=True, help="Which operation two machines disagree on."
+)
+app.add_typer(bits, name="bits", rich_help_panel=RESULTS)
+
+
+@bits.command()
+def record(  # noqa: PLR0913 - each is an option
+    file: Annotated[Path, typer.Argument(help="Where to write the record.")],
+    run: RunFile = DEFAULT_RUN,
+    root: Root = DEFAULT_ROOT,
+    round_: Annotated[int, typer.Option("--round", help="The round.")] = 1,
+    peer: Annotated[int, typer.Option(help="The peer whose step it is.")] = 0,
+    of: Annotated[
+        Literal["step", "merge", "loss", "weights"],
+        typer.Option(help="A peer's step, the merge, a loss, or the fresh weights."),
+    ] = "step",
+    against: Annotated[
+        Path | None, typer.Option(help="Another's record, whose first difference is looked into.")
+    ] = None,
+) -> None:
+    """Take a part of a round one operation after the other, and write the hash of each."""
+    paths, setup = _prepared(run, root)
+    trained = paths.need("train")
+
+    from lockstep.transcript.transcript import Transcript
+    from parts.bits import record as records
+    from parts.bits.recording import Recording
+
+    theirs = records.read(against) if against else None
+    transcript = Transcript(trained / "transcript")
+    found = Recording(setup, of, round_, peer).record(transcript, theirs)
+    write_named(file, found.model_dump_json() + "\n")
+    print(f"record: {file}: {len(found.operations):,} operations, root {found.root}")
+    if theirs and against:
+        _compare(against, file)
+
+
+def _prepared(run: Path, root: Path) -> tuple["Paths", "Setup"]:
+    """Return where the run is, and its programs and data; JAX is set up for it."""
+    from pipeline import runfile
+    from pipeline.stage import devices
+    from pipeline.stage.artifacts import Paths
+
+    paths, settings = Paths("witness", run, root), runfile.load(run)
+    init, shards = paths.need("convert"), paths.need("download")
+    devices.prepare(settings)  # before JAX is imported
+    from pipeline.start import begin
+
+    devices.keep_compiled(paths.store / "compiled")
+    return paths, begin.read_to_train(settings, init, shards)
+
+
+@bits.command()
+def compare(
+    first: Annotated[Path, typer.Argument(help="A record.")],
+    second: Annotated[Path, typer.Argument(help="Another of the same part of a round.")],
+) -> None:
+    """Name the first operation in which two records differ; exit with status 1 if one does."""
+    _compare(first, second)
+
+
+def _compare(first: Path, second: Path) -> None:
+    from parts.bits import record as records
+    from parts.bits.comparison import first_difference, lines
+
+    both = {str(file): records.read(file) for file in (first, second)}
+    for line in lines(both):
+        print(shown(line))
+    raise typer.Exit(int(first_difference(*both.values()) is not None))
+
+
+@bits.command()
+def check(
+    run: RunFile = DEFAULT_RUN,
+    root: Root = DEFAULT_ROOT,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="How many; by default all of the file.")
+    ] = None,
+    file: Annotated[
+        Path, typer.Option(help="The list; by default that of the default run.")
+    ] = DEFAULT_LIST,
+    write: Annotated[bool, typer.Option("--write", help="Write the list anew.")] = False,
+) -> None:
+    """Train here, and compare the params after each round with a list of their hashes."""
+    for stage in ("download", "convert"):
+        run_stage(stage, run, root)
+    _, setup = _prepared(run, root)
+
+    from parts.bits import rounds as lists
+
+    if write:
+        last = min(rounds or setup.run.config.total_steps, setup.run.config.total_steps)
+        lists.write(file, setup, last)
+        print(f"check: {file}: the params after each of {last} rounds")
+    else:
+        count = lists.check(file, setup, rounds)
+        print(f"check: the params after each of {count} rounds have the bits of {file}")

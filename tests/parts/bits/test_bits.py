@@ -1,0 +1,199 @@
+"""A step by its operations: the compiled one's bits, and the first operation that differs."""
+
+import json
+import re
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from lockstep.files import read_json
+from parts.bits import by_operation as by_operation_module
+from parts.bits.by_operation import TakenOperation, by_operation, recomputed
+from parts.bits.opened import on_host
+from pipeline import __main__ as command_line
+from pipeline.language_model.language_model import programs_of
+from tests import tiny
+from tests.errors import refused
+from tests.everywhere import steps
+
+OTHERS = ["qwen3", "deepseek_v3", "ada-distro", "adamw", "muon", "diloco", "llama scanned"]
+
+
+def bits(*arguments: object) -> tuple[int, str]:
+    """Run `lockstep bits` in this process; return its exit status and what it prints."""
+    with tiny.like_a_process():
+        done = CliRunner().invoke(command_line.app, ["bits", *map(str, arguments)])
+    if done.exception and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done.exit_code, done.stdout
+
+
+def leaves(tree: object) -> list[bytes]:
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(tree)]
+
+
+CASES = [
+    pytest.param("llama in 8 bits", marks=pytest.mark.long),
+    *(pytest.param(case, marks=pytest.mark.soak) for case in OTHERS),
+]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_operations_taken_one_by_one_have_the_bits_of_the_compiled_step_and_of_numpy(case):
+    """By rules a step is a number: it does not matter what computes it, nor in which pieces."""
+    run = steps.run_of(case)
+    programs = programs_of(run, run.llm.checkpoint.config)
+    draw = np.random.default_rng(0)
+    params = jax.tree.map(
+        lambda x: (0.05 * draw.standard_normal(x.shape)).astype(x.dtype), programs.task.shapes
+    )
+    own, shared = jax.device_get(programs.init(params))
+    count = (run.rows_of_a_step or 4) * programs.optimizer.inner_steps
+    rows = draw.integers(64, size=(count, 16), dtype=np.int32)
+    work = programs.work(rows, count, run.peers.micro_batch)
+    arguments = params, own, shared, work.rows_MB, np.int32(count), np.int32(1)
+    taken: list[TakenOperation] = []
+    found = by_operation(programs.step_of_a_peer, taken.append)(*arguments)
+    assert leaves(found) == leaves(jax.jit(programs.step_of_a_peer)(*arguments))
+    for one in taken:
+        assert leaves(recomputed(one)) == leaves([on_host(x) for x in one.results]), one.name
+
+
+# ---- The commands ----
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> tuple[str, ...]:
+    """The options that name a tiny run by rules, which is trained."""
+
+    def make(folder: Path) -> None:
+        options = {"peers__bits": "everywhere", "peers__product_bits": 8, "config__total_steps": 2}
+        run_file, root = tiny.start(folder, **options)
+        tiny.make(run_file, root, "download", "convert", "train")
+
+    folder = tiny.in_common(tmp_path_factory, "bits", make)
+    return "--run", str(folder / "run.toml"), "--root", str(folder / "root")
+
+
+@pytest.fixture(scope="module")
+def right(run, tmp_path_factory) -> Path:
+    """A record of peer 1's step in round 2."""
+    file = tmp_path_factory.mktemp("records") / "right.json"
+    bits("record", file, "--round", 2, "--peer", 1, *run)
+    return file
+
+
+@pytest.fixture
+def broken(monkeypatch) -> None:
+    """A chip that flips the lowest bit of one element of one product."""
+    results_of, products = by_operation_module._results, []
+
+    def flipped(rule, inputs, compiled):
+        results = results_of(rule, inputs, compiled)
+        if "dot_general" in str(rule):
+            products.append(rule)
+            if len(products) == 3:
+                (result,) = (np.array(x) for x in results)
+                result.view(np.uint32).flat[5] ^= 1
+                return [result]
+        return results
+
+    monkeypatch.setattr(by_operation_module, "_results", flipped)
+
+
+def test_the_first_operation_that_differs_is_named_with_its_line_and_who_is_right(
+    run, right, broken, tmp_path, request
+):
+    wrong = tmp_path / "wrong.json"
+    arguments = ("--round", 2, "--peer", 1, *run)
+    status, printed = bits("record", wrong, *arguments, "--against", right)
+    assert status == 1
+    opened = read_json(wrong)["opened"]
+    (number,) = re.findall(r"operation (\d+), dot_general of float32 at \w+/\w+\.py:\d+", printed)
+    assert int(number) == opened["number"]
+    (found, bits_found), (right_value, right_bits) = (
+        opened["first"]["found"],
+        opened["first"]["right"],
+    )
+    assert int(bits_found, 16) ^ int(right_bits, 16) == 1
+    assert found in printed and right_value in printed
+    status, printed = bits("compare", right, wrong)
+    assert status == 1 and f"{wrong}: WRONG" in printed and f"{right}: has" in printed
+    assert wrong.stat().st_size < 5e6
+
+
+def test_records_of_one_machine_are_equal_and_a_third_says_who_is_right(run, right, tmp_path):
+    again = tmp_path / "again.json"
+    assert bits("record", again, "--round", 2, "--peer", 1, *run, "--against", right)[0] == 0
+    assert again.read_bytes() == right.read_bytes()
+    forged = read_json(right)
+    forged["operations"][7][2] = "0" * 64
+    (tmp_path / "forged.json").write_text(json.dumps(forged))
+    status, printed = bits(
+        "record", again, "--round", 2, "--peer", 1, *run, "--against", tmp_path / "forged.json"
+    )
+    assert status == 1 and read_json(again)["opened"]["number"] == 7
+    assert f"{tmp_path / 'forged.json'}: WRONG" in printed and f"{again}: has" in printed
+
+
+@pytest.mark.parametrize("of", ["merge", "loss", "weights"])
+def test_a_merge_a_loss_and_fresh_weights_are_recorded_too(run, of, tmp_path):
+    assert bits("record", tmp_path / "one", "--of", of, *run)[0] == 0
+    assert len(read_json(tmp_path / "one")["operations"]) > 10
+
+
+# ---- Strangers' files, and wrong requests ----
+
+
+@pytest.mark.parametrize(
+    "key, value, named",
+    [
+        ("operations", [["mul", "", "0" * 63]], ["operations[0]"]),
+        ("operations", [["a" * 500, "", "0" * 64]], ["operations[0]"]),
+        ("format", 2, ["format", "2"]),
+        ("more", 1, ["more"]),
+    ],
+)
+def test_a_record_that_is_none_is_refused_in_a_line(right, key, value, named, tmp_path):
+    (tmp_path / "bad.json").write_text(json.dumps(read_json(right) | {key: value}))
+    with refused("bad.json", *named):
+        bits("compare", right, tmp_path / "bad.json")
+
+
+@pytest.mark.parametrize(
+    "key, value", [("round", 1), ("peer", 0), ("inputs", {"params": "0" * 64})]
+)
+def test_records_of_unlike_things_are_not_compared(right, key, value, tmp_path):
+    (tmp_path / "other.json").write_text(json.dumps(read_json(right) | {key: value}))
+    with refused(key):
+        bits("compare", right, tmp_path / "other.json")
+
+
+@pytest.mark.parametrize("option, value", [("--round", 9), ("--peer", 9)])
+def test_a_round_and_a_peer_that_the_run_does_not_have_are_refused(run, option, value, tmp_path):
+    with refused(option, str(value)):
+        bits("record", tmp_path / "none", *run, option, value)
+
+
+# ---- The params after each round ----
+
+
+def test_params_are_checked_round_by_round_against_a_list_and_a_list_of_another_run_is_refused(
+    run, tmp_path
+):
+    listed = tmp_path / "list.json"
+    assert bits("check", "--write", "--file", listed, *run)[0] == 0
+    recorded = read_json(Path(run[3]) / "data/trained/transcript/snapshots/00002/state.json")
+    content = read_json(listed)
+    assert content["params"][-1] == recorded["params"] and len(content["params"]) == 2
+    assert bits("check", "--file", listed, *run, "--rounds", 1)[0] == 0
+    false = content | {"params": [content["params"][0], "0" * 64]}
+    listed.write_text(json.dumps(false))
+    with refused("list.json", "round 2", content["params"][1][:12]):
+        bits("check", "--file", listed, *run)
+    listed.write_text(json.dumps(content | {"key": "0" * 64}))
+    with refused("list.json", "key", "0" * 12):
+        bits("check", "--file", listed, *run)
