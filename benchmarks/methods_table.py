@@ -15,9 +15,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks import methods_picture
 from lockstep.files import write_bytes, write_text
-from parts.comparison import compare_file, written
+from parts.comparison import compare_file, picture, written
 from parts.comparison.compare_file import NO_FAILURE, Compare
 from parts.comparison.pairs import Difference, differences
 from parts.comparison.results_table import (
@@ -39,6 +38,9 @@ PAGES = PROJECT / "README.md", FOLDER / "RESULTS.md"
 Key = tuple[str, str]  # a method, and what fails
 MARKS = ("method", "failure", "seed")
 FEW = 0.1  # bits per parameter and step, of the method that README's first sentence is about
+MOST = 10  # rows that a reader of the picture takes in; of more, README's
+SHOWN = ("muon", "adamw-groups", "diloco-muon", "ada-distro", "diloco-muon-signs")
+SHOWN += ("sparseloco-muon", "adamw", "distro")
 OMITTED = "stated", "bits received", "hours for the same tokens", "tokens per second", "memory"
 FIRST = (
     "For the same loss, the best training with whole gradients sends {bytes} times as many bytes, "
@@ -131,7 +133,7 @@ def short(name: str) -> Iterator[str]:
     reference = whole_gradients(all_rows)
     cells = []
     for row in all_rows:
-        if row.method in methods_picture.SHOWN:
+        if row.method in SHOWN:
             loss = f"{row.mean:.3f} ± {row.spread:.3f}"
             needs = at_equal_loss(row, reference)
             ratios = [needs[f"equal_loss_{name}_ratio"] for name in ("bytes_up", "tokens")]
@@ -254,6 +256,13 @@ def derived() -> dict[str, str]:
     return {"methods.csv": written.as_csv(records), "methods.pairs.csv": written.as_csv(told)}
 
 
+def drawn() -> bytes:
+    """Return the picture of methods.csv."""
+    all_rows = rows()
+    few = [row for row in all_rows if row.method in SHOWN]
+    return picture.draw(few if len(all_rows) > MOST else all_rows)
+
+
 if __name__ == "__main__":
     for stem in map(Path, sys.argv[1:]):
         for ending in written.CSV:
@@ -263,4 +272,4 @@ if __name__ == "__main__":
         write_text(FOLDER / name, content)
     for page in PAGES:
         write_text(page, filled(page.read_text(encoding="utf-8")))
-    write_bytes(FOLDER / "methods.png", written.draw(methods_picture.rows()))
+    write_bytes(FOLDER / "methods.png", drawn())

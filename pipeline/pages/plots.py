@@ -18,9 +18,10 @@ from pipeline.pages.stage_results import Results
 SIZE, DPI = (5.6, 3.3), 160  # inches, whose text a phone still shows legibly; pixels per inch
 MARKED = 60  # markers on more points than this would hide the line
 
-
 PAPER, INK, RULE = "#ffffff", "#3b4252", "#e3e6ec"
-TRAIN, HELD_OUT, ALARM = "#86a3c6", "#0b5cad", "#c2410c"  # for colour-blind readers too
+# any two are told apart by colour-blind readers, on a dark page too (a test computes how well)
+COLOURS = "#2968cf", "#a46500", "#29502a", "#000000", "#5899ff", "#de922a", "#6e0080", "#978e98"
+HELD_OUT, ALARM, *_, TRAIN = COLOURS
 
 
 class Axis(NamedTuple):

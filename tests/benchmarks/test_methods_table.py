@@ -8,6 +8,7 @@ from collections import defaultdict
 import numpy as np
 import pytest
 import tomlkit
+from PIL import Image
 
 from benchmarks import methods_table
 from benchmarks.methods_table import FOLDER, PAGES, SECTION, derived, filled, rows
@@ -148,3 +149,9 @@ def test_the_table_of_a_comparison_is_made_again_of_its_files(tmp_path, monkeypa
     assert [{k: v for k, v in one.items() if v} for one in again] == [
         {k: v for k, v in one.items() if v} for one in first
     ]
+
+
+def test_the_readmes_picture_is_of_the_committed_results():
+    pngs = methods_table.drawn(), (FOLDER / "methods.png").read_bytes()
+    made, kept = (np.asarray(Image.open(io.BytesIO(png)).convert("L"), float) for png in pngs)
+    assert made.shape == kept.shape and abs(made - kept).mean() < 0.5  # of 255

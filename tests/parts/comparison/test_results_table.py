@@ -1,17 +1,9 @@
 """The table of a comparison: what it computes from results, and what it says was shown."""
 
-import itertools
 import math
-from io import BytesIO
 
-import numpy as np
 import pytest
-from matplotlib.figure import Figure
-from matplotlib.text import Text
-from PIL import Image
 
-from benchmarks import methods_picture
-from parts.comparison import written
 from parts.comparison.ended import TRAINED
 from parts.comparison.results_table import (
     at_equal_loss,
@@ -27,7 +19,6 @@ from parts.comparison.results_table import (
     whole_gradients,
 )
 from parts.comparison.trainings import PlannedTraining, by_seed, trainings
-from pipeline.stage.keys import PROJECT
 from tests.parts.comparison.examples import BASE, LIAR, PLAIN, compared, made, row
 
 
@@ -168,37 +159,3 @@ def test_nothing_beats_a_row_for_its_bytes_but_what_a_test_does_not_tell_apart()
     assert names(("few", "worse")) == ["dense", "few"]  # level was not tested: no claim
     assert names() == ["dense", "few", "level"]  # each two are tested; worse is beaten
     assert not any("beat" in line for line in conclusions(compared(), [lost]))
-
-
-def test_methods_that_send_nearly_the_same_share_one_label_of_bytes():
-    axes = Figure().subplots()
-    written._panel(
-        axes, [row("a", 5.3, bytes_up=955), row("b", 5.2, bytes_up=958)], *written.PANELS[1]
-    )
-    left, right = axes.get_xlim()
-    minor = [label.get_text() for label in axes.get_xticklabels(minor=True)]
-    assert right / left == pytest.approx(10) and not any(minor)
-
-
-def test_names_in_the_plots_are_legible_and_none_lies_on_another(monkeypatch):
-    drawn: list[list] = []
-    move_apart = written._move_apart
-    monkeypatch.setattr(
-        written, "_move_apart", lambda names: drawn.append(names) or move_apart(names)
-    )
-    rows = [row(f"method number {i}", 4 + i // 3 / 10, bytes_up=10 + i % 2) for i in range(12)]
-    png = Image.open(BytesIO(written.draw(rows)))
-    for names in drawn:
-        assert len({(name.get_text(), name.arrow_patch.get_edgecolor()) for name in names}) == 12
-        extents = [Text.get_window_extent(name) for name in names]
-        assert not any(a.overlaps(b) for a, b in itertools.combinations(extents, 2))
-        in_the_readme = 830 / png.width  # GitHub's column
-        assert all(a.height * in_the_readme >= 11 and a.x1 <= png.width for a in extents)
-    lines = drawn[0][0].axes.get_lines()[::2]
-    assert len({(line.get_color(), str(line._dash_pattern)) for line in lines}) == 12
-
-
-def test_the_readmes_picture_is_drawn_of_the_committed_curves():
-    pngs = written.draw(methods_picture.rows()), (PROJECT / "benchmarks/methods.png").read_bytes()
-    drawn, kept = (np.asarray(Image.open(BytesIO(png)).convert("L"), float) for png in pngs)
-    assert drawn.shape == kept.shape and abs(drawn - kept).mean() < 0.5  # of 255
