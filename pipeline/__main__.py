@@ -211,7 +211,7 @@ def pin(run: RunFile = DEFAULT_RUN, root: Root = DEFAULT_ROOT) -> None:
 @app.command("import", rich_help_panel=RUN_FILES)
 def import_(source: Annotated[Path, typer.Argument(help="A Psyche configuration.")]) -> None:
     """Convert a Psyche configuration to a complete run file, and print it."""
-    from pipeline.runfile.as_text import import_psyche
+    from pipeline.runfile.psyche_import import import_psyche
 
     typer.echo(import_psyche(source).encode(), nl=False)  # TOML is UTF-8, also in another locale
 

@@ -36,7 +36,7 @@ TASKS = "tasks"  # folder of what the tasks asked and found
 NOTHING = dict.fromkeys(held_out.NUMBERS)
 
 
-class Findings(NamedTuple):
+class Measured(NamedTuple):
     """The results of evaluating an export; None where there is nothing to measure."""
 
     numbers: dict[str, float | int | None] = NOTHING  # of held-out text
@@ -56,26 +56,26 @@ def run(run: runfile.Run, paths: Paths) -> None:
     notes: list[str] = []
     with paths.building() as folder:
         if (export / hf.REFUSED).exists():
-            findings = Findings()
+            measured = Measured()
             notes.append("the export was refused, so there is nothing to measure")
         else:
-            findings = _evaluate(run, paths, folder, notes)
+            measured = _evaluate(run, paths, folder, notes)
         seen = read_shards(paths.out("download")).held_out_seen
-        _write(run, findings, seen, notes, folder)
+        _write(run, measured, seen, notes, folder)
     unit = subject_of(run).loss_unit
     for name, label in (HELD_OUT | {"held_out_loss": f"held-out loss, {unit}"}).items():
-        if findings.numbers[name] is not None:
-            print(f"evaluate: {label} {findings.numbers[name]:.4f}")
-    if findings.numbers["held_out_loss"] is not None:
-        print(f"evaluate: on {measured_on(*(findings.numbers[name] for name in SAMPLE))}")
+        if measured.numbers[name] is not None:
+            print(f"evaluate: {label} {measured.numbers[name]:.4f}")
+    if measured.numbers["held_out_loss"] is not None:
+        print(f"evaluate: on {measured_on(*(measured.numbers[name] for name in SAMPLE))}")
         print(f"evaluate: {seen_in_train(seen)}")
-    for task in findings.tasks:
+    for task in measured.tasks:
         print(f"evaluate: {one_line(task)}")
     for note in notes:
         logs.say(f"evaluate: {note}")
 
 
-def _evaluate(run: runfile.Run, paths: Paths, folder: Path, notes: list[str]) -> Findings:
+def _evaluate(run: runfile.Run, paths: Paths, folder: Path, notes: list[str]) -> Measured:
     export, shards, subject = paths.out("export"), paths.out("download"), subject_of(run)
     model = subject.read_model(run, export / subject.exports.model_file, read_shards(shards))
     with closing(subject.exports.open_export(run, model, export, shards)) as opened:
@@ -86,21 +86,21 @@ def _evaluate(run: runfile.Run, paths: Paths, folder: Path, notes: list[str]) ->
             tasks = _score(run, opened.texts, paths, folder / TASKS, notes)
         numbers = _measure(run, opened, held_out.read(run, shards), notes)
         text = None if opened.texts is None else text_sample(run, opened.texts, notes)
-        return Findings(numbers, tasks, text, opened.own_metrics())
+        return Measured(numbers, tasks, text, opened.own_metrics())
 
 
 def _write(
-    run: runfile.Run, findings: Findings, seen: float | None, notes: list[str], folder: Path
+    run: runfile.Run, measured: Measured, seen: float | None, notes: list[str], folder: Path
 ) -> None:
     details: dict[str, Any] = {"held_out_seen": seen}  # as shards.json has it
-    details |= {"tasks": [report(task) for task in findings.tasks], "prompt": run.evaluate.prompt}
-    details |= {"text": findings.text, "notes": notes}
-    own = {} if findings.own is None else {"workload": findings.own}
-    write_json(folder / "evaluate.json", findings.numbers | details | own)
-    write_text(folder / "sample.txt", findings.text or "")
+    details |= {"tasks": [report(task) for task in measured.tasks], "prompt": run.evaluate.prompt}
+    details |= {"text": measured.text, "notes": notes}
+    own = {} if measured.own is None else {"workload": measured.own}
+    write_json(folder / "evaluate.json", measured.numbers | details | own)
+    write_text(folder / "sample.txt", measured.text or "")
     scores = {name: None for name in run.evaluate.tasks if name in BY_DEFAULT}
-    scores |= {task.name: flat(task) for task in findings.tasks}
-    metrics = findings.numbers | {"tasks": scores} | own
+    scores |= {task.name: flat(task) for task in measured.tasks}
+    metrics = measured.numbers | {"tasks": scores} | own
     write_json(folder / METRICS / "evaluate.json", metrics)
 
 

@@ -39,7 +39,7 @@ class OpenedExport(Protocol):
     def numbers(
         self, loss: MeanLoss, data: HeldOutRows, notes: list[str]
     ) -> dict[str, float | int | None]:
-        """Return the numbers of evaluate.json that such a loss gives.
+        """Return the numbers of evaluate.json that a held-out loss gives.
 
         `notes` gains the reasons of what is unknown.
         """
@@ -48,14 +48,14 @@ class OpenedExport(Protocol):
         """Return what the subject's own code measures; None where it has no code of its own."""
 
     def close(self) -> None:
-        """End the processes behind it."""
+        """End the processes that compute the exported model, if it has any."""
 
 
 class Begins(Protocol):
     """First params that a subject makes itself, for a checkpoint without files."""
 
     def seed(self, run: Run) -> int:
-        """Return the seed that they are drawn with."""
+        """Return the seed that the first params are drawn with."""
 
     def first_params(self, run: Run, folder: Path) -> dict[str, Any]:
         """Write params.safetensors and `described_in`; return what source.json says of them."""
@@ -94,14 +94,14 @@ class Exports(Protocol):
     def open_export(
         self, run: Run, model: Model, folder: Path, shards: Path | None = None
     ) -> OpenedExport:
-        """Read an export back.
+        """Read an export back, to be measured.
 
         `shards` is the folder that stage download left, in which rows may be names of files.
         """
 
 
 class Subject(Protocol):
-    """Something to train."""
+    """What a run trains, as all stages see it."""
 
     checkpoints: tuple[str, ...]  # the kinds of `model.LLM.checkpoint` that it can begin with
     begins: Begins | None  # None where each of these is files, or is drawn by stage convert
@@ -116,10 +116,10 @@ class Subject(Protocol):
     # ---- Which it is ----
 
     def trains(self, run: Run) -> bool:
-        """Return whether it is what a run file asks for."""
+        """Return whether a run file asks to train this subject."""
 
     def describes(self, model: Model) -> bool:
-        """Return whether a header's model is one of this subject."""
+        """Return whether the model of a transcript's header is one of this subject."""
 
     def check_public(self, run: Run, where: object) -> None:
         """Check that others can repeat the run from what is published; errors call it `where`."""
@@ -137,22 +137,22 @@ class Subject(Protocol):
         """Check that a stranger's model can be trained here; errors call it `where`."""
 
     def title(self, model: Model) -> str:
-        """Return its name, for people."""
+        """Return the name of the model that is trained, for people."""
 
     def parameters(self, model: Model) -> int:
         """Return how many parameters are trained."""
 
     def vocab_size(self, model: Model) -> int | None:
-        """Return the bound of token ids in its data; None where rows have no bound."""
+        """Return the bound of token ids in the model's data; None where rows have no bound."""
 
     def code(self, model: Model) -> str | None:
-        """Return the SHA-256 of a user's code that computes it; None without such code."""
+        """Return the SHA-256 of a user's code that computes the model; None without such code."""
 
     def repeats(self, run: Run) -> bool:
         """Return whether a step repeats bit for bit, or is to be refused."""
 
     def computed_by(self, run: Run, model: Model, environment: dict[str, str]) -> str:
-        """Return what computes its gradients, for people."""
+        """Return what computes the gradients of a run, for people."""
 
     # ---- How it is trained ----
 
@@ -187,7 +187,7 @@ class Subject(Protocol):
 
 
 class OffersSubject(Protocol):
-    """Something else to train."""
+    """A subject of a part: something else to train than a language model."""
 
     SUBJECT: Subject
 

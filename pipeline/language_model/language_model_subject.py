@@ -104,11 +104,11 @@ class LanguageModelSubject:
         return model["model_type"]
 
     def parameters(self, model: dict[str, Any]) -> int:
-        """Return how many parameters it has."""
+        """Return how many parameters the language model has."""
         return sum(map(math.prod, param_shapes(*hf.model_of(model, HEADER)).values()))
 
     def vocab_size(self, model: dict[str, Any]) -> int | None:
-        """Return the size of its vocabulary."""
+        """Return the size of the language model's vocabulary."""
         return model["vocab_size"]
 
     def code(self, model: dict[str, Any]) -> None:
@@ -121,7 +121,7 @@ class LanguageModelSubject:
     def computed_by(
         self, run: runfile.Run, model: dict[str, Any], environment: dict[str, str]
     ) -> str:
-        """Return how it computes attention, and in which precision."""
+        """Return how the language model computes attention, and in which precision."""
         return f"attention by {run.peers.attention}, in {run.peers.precision}"
 
     # ---- How it is trained ----

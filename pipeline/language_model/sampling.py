@@ -16,7 +16,7 @@ COLD = 1e-30  # below it logits / temperature may overflow, and the likeliest to
 
 
 class Sampling(NamedTuple):
-    """How a token is drawn."""
+    """How the next token of a text is drawn: temperature, top_k and top_p."""
 
     temperature: float = 0.0  # divides the logits; 0 takes the likeliest token each time
     top_k: int | None = None  # only the likeliest `top_k` tokens are drawn; None or 0: all

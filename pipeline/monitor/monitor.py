@@ -109,7 +109,7 @@ class Monitor:
 
     @property
     def fields(self) -> dict[str, str]:
-        """Return what the bar shows: numbers, and which peers train, verify or are late."""
+        """Return what the trainer's bar shows: numbers, and who trains, verifies or is late."""
         status, peers = self.status, self.status.peers
         shown = {
             "loss": _number(status.loss, "{:.3f}"),
@@ -180,7 +180,7 @@ class Stops(Observer):
         self._status = 0
 
     def must_save(self, entry: Entry) -> bool:
-        """Return whether the process is to end."""
+        """Return whether a signal asked the process to end, once its last round is saved."""
         self._status = 0 if entry.round.step == self.last else self.asked_to_stop()
         return bool(self._status)
 

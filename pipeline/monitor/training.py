@@ -118,7 +118,7 @@ class Training(NamedTuple):
 
     @property
     def state(self) -> str:
-        """A name of `STATES`."""
+        """Whether the training runs, is paused or was killed: a name of `STATES`."""
         if self.process is None:
             return "stopped"
         if self.process != self.status.process:  # which has not told anything yet
@@ -129,15 +129,15 @@ class Training(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Its run file and its key."""
+        """The training's run file and its key."""
         return f"{self.status.run}, key {self.folder.name}"
 
     def can_pause(self) -> bool:
-        """Return whether it runs, and is not asked to pause yet."""
+        """Return whether the training runs, and is not asked to pause yet."""
         return self.state in ("starting", "training")
 
     def can_resume(self) -> bool:
-        """Return whether it is asked to pause, or to stay paused."""
+        """Return whether the training is asked to pause, or to stay paused."""
         return is_pause_asked(self.folder)
 
     @property
@@ -200,7 +200,7 @@ class Training(NamedTuple):
         yield "disk", f"{size(self.disk_bytes)} in {self.folder}, {free} free"
 
     def to_json(self) -> dict:
-        """Return all of it, as `json.dumps` takes it."""
+        """Return what `lockstep status --json` prints of the training."""
         return self.status.model_dump(mode="json") | {
             "state": self.state,
             "process": self.process,

@@ -42,11 +42,11 @@ class TrainingScores:
         self.rows: list[tuple[Any, ...]] = []
 
     def begin(self) -> None:
-        """Forget scores of an earlier attempt."""
+        """Forget the scores of tasks that an earlier attempt wrote."""
         self._keep([])
 
     def resume(self, step: int) -> None:
-        """Read the scores up to the round after which the training goes on."""
+        """Read the scores of tasks up to the round after which the training goes on."""
         with open(self.path, encoding="utf-8", newline="") as file:
             _, *lines = csv.reader(file, delimiter="\t")
         rows = [(int(line[0]), line[1], line[2], float(line[3]), *line[4:]) for line in lines]
@@ -72,7 +72,7 @@ class TrainingScores:
         self._pending = None
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread that scores tasks while the run trains."""
         if self._thread:
             self._thread.shutdown()
 

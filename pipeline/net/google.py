@@ -129,7 +129,7 @@ class _Upload(NamedTuple):
 
 
 class BucketPage(BaseModel):
-    """A page of a listing."""
+    """A page of the listing of a bucket's folder."""
 
     items: list[BucketFile] = Field(default_factory=list)
     next_token: Annotated[str | None, Field(alias="nextPageToken")] = None

@@ -44,7 +44,7 @@ LISTED = 40  # token files that the card lists; a large data set has thousands
 
 
 class Facts(NamedTuple):
-    """The facts that a card shows."""
+    """The facts that a model card shows."""
 
     keys: dict[str, str]  #: Keys of the export and of the stages before it.
     #: Tables of the run file that the export's key depends on, as they were written, and pins.
@@ -65,7 +65,7 @@ class Facts(NamedTuple):
 def run_file(
     value: Callable[[str, str], Any], shards: dict[str, Any], start: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the tables of the run file that the export's key depends on, as they were written.
+    """Return the run file of a model card: tables that the export's key depends on, as written.
 
     With defaults filled in they would mean the same but have another key. Data and checkpoint are
     pinned to what was read, so that nobody reproduces the run on something else. The pin of tasks
@@ -90,7 +90,7 @@ def run_file(
 
 
 def render(facts: Facts) -> str:
-    """Return the card: front matter in YAML as the hub reads it, and Markdown."""
+    """Return the model card: front matter in YAML as the hub reads it, and Markdown."""
     public = without_secrets(facts.run_file)
     llm = facts.results.header["run"]["model"]["LLM"]
     files, is_hf_model = facts.shards["files"], "model_type" in facts.model
@@ -123,7 +123,7 @@ def render(facts: Facts) -> str:
 
 
 def with_commit(card: str, commit: str) -> str:
-    """Return a card that says which commit the source is of, as whoever publishes it states.
+    """Return a model card that says which commit the source is of, as whoever publishes it states.
 
     No stage writes it: a result has one key for equal source, whatever commits have that.
     """

@@ -18,7 +18,7 @@ FOUND, REPLAYED, NOT_REPLAYED = "found", "replayed", "not replayed"
 
 
 class ReportFacts(NamedTuple):
-    """What the page is made of."""
+    """What the report of a run is made of."""
 
     results: Results  #: Header, numbers, verdict and evaluation.
     losses: list[dict[str, float]]  #: Rows of loss.tsv.
@@ -32,7 +32,7 @@ class ReportFacts(NamedTuple):
 
 
 def render(run: runfile.Run, facts: ReportFacts) -> tuple[str, list[plots.Picture]]:
-    """Return the page and its plots."""
+    """Return the report, a page of HTML, and its plots."""
     results, rounds = facts.results, facts.rounds
     pictures = plots.loss_pictures(results, facts.losses, facts.held_out)
     learning_rate = plots.learning_rate_picture(facts.losses)

@@ -14,7 +14,7 @@ PAGE, CARD = "report.html", "README.md"
 
 
 class Results(NamedTuple):
-    """The results that the stages wrote."""
+    """The results of a run: what stages train, witness and evaluate wrote."""
 
     header: dict  #: The transcript's header.json.
     trained: dict  #: metrics/train.json.
@@ -46,12 +46,12 @@ class Results(NamedTuple):
 
     @property
     def model_name(self) -> str:
-        """The model's name."""
+        """The name of the trained model, for people."""
         return self._subject.title(self.header["model"])
 
     @property
     def unit(self) -> str:
-        """The unit of the loss."""
+        """The unit of the run's losses."""
         return self._subject.loss_unit
 
     @property
@@ -65,7 +65,7 @@ class Results(NamedTuple):
 
 
 def read(trained: Path, verdict: Path, evaluated: Path) -> Results:
-    """Read the folders of the stages train, witness and evaluate."""
+    """Read the results of a run from the folders of the stages train, witness and evaluate."""
     return Results(
         read_json(trained / "transcript" / "header.json"),
         read_json(trained / METRICS / "train.json"),

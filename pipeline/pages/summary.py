@@ -15,7 +15,7 @@ LINES_OF_TEXT = 6
 
 
 def show(paths: Paths) -> int:
-    """Print the table, and return the exit status: 1 if the export was refused."""
+    """Print the results as a table, and return the exit status: 1 if the export was refused."""
     for stage in SHOWN_STAGES:
         verify(paths.made(stage))
     results = stage_results.read(paths.out("train"), paths.out("witness"), paths.out("evaluate"))

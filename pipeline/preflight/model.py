@@ -32,11 +32,11 @@ class ModelFiles(NamedTuple):
 
     @property
     def has_tokenizer(self) -> bool:
-        """Whether there are files of a tokenizer."""
+        """Whether the model has files of a tokenizer."""
         return not self.names.isdisjoint(KINDS)
 
     def config(self) -> dict[str, Any]:
-        """Return the config.json."""
+        """Return the starting model's config.json."""
         if hf.CONFIG not in self.names:
             raise LockstepError(f"{self.where}: found no {hf.CONFIG}, expected a model with one")
         return read_json(self.folder / hf.CONFIG)
@@ -50,7 +50,7 @@ class ModelFiles(NamedTuple):
             )
 
     def check_weights(self) -> None:
-        """Check that all weights exist."""
+        """Check that all files of weights exist that the model names."""
         if self.names.isdisjoint((hf.WEIGHTS, hf.INDEX)):
             raise LockstepError(
                 f"{self.where}: found neither {hf.WEIGHTS} nor {hf.INDEX}, expected weights there, "
@@ -80,7 +80,7 @@ def look(repo_id: str, revision: str | None, root: Path, where: str, expected: s
 
 
 class StartingModel(NamedTuple):
-    """What a run trains."""
+    """The model that a run begins with: its config, and whether there are weights."""
 
     checkpoint: dict[str, Any]  #: Its table in a run file.
     config: dict[str, Any]  #: Its config.json.

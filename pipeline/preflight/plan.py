@@ -56,7 +56,7 @@ class Footprint(NamedTuple):
         return self.snapshots + self.payloads + self.rounds
 
     def lines(self) -> list[str]:
-        """Return it for people to read."""
+        """Return what a run will take, in lines for people."""
         payloads = size(self.payloads)
         if not self.kept:
             payloads += f": of over {KEPT_BYTES} bytes a param, messages are not kept"

@@ -40,7 +40,7 @@ WIDTH = 80  # characters of a name in the table
 
 
 class OffersRows(Protocol):
-    """More rows of the table."""
+    """More rows of `lockstep check`'s table."""
 
     LOOKS: Sequence[Inspection]
     NEEDS: Sequence[Need]

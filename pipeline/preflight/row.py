@@ -31,7 +31,7 @@ class CheckRow(NamedTuple):
 
 
 class Inspection(NamedTuple):
-    """A look at a run."""
+    """A look that `lockstep check` takes at a run."""
 
     name: str  #: What is looked at, in a word.
     stage: str | None  #: The stage before which it is looked at; None looks at it always.
@@ -61,7 +61,7 @@ def looked(name: str, look: Callable[[], Iterable[CheckRow]]) -> Iterator[CheckR
 
 
 def lines(rows: Iterable[CheckRow]) -> Iterator[str]:
-    """Yield the lines of the table, as this process's output can show them."""
+    """Yield the lines of `check`'s table, as this process's output can show them."""
     plain = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
     width = max(len(mark.value[plain]) for mark in Mark)
     for mark, name, text in rows:

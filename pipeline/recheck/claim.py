@@ -19,5 +19,5 @@ class PublicClaim(NamedTuple):
     values: dict[str, Any] = {}
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as `json.dumps` takes it."""
+        """Return the claim as `json.dumps` takes it."""
         return {"is": self.kind, "text": self.text} | self.values

@@ -68,7 +68,7 @@ class Evaluated(Table):
 
     @property
     def held_out(self) -> dict[str, float | int | None]:
-        """The numbers of the held-out text."""
+        """The published numbers of the held-out text."""
         return self.model_dump(exclude={"tasks", "workload"})
 
     @property

@@ -30,7 +30,7 @@ WEIGHTS = r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json
 
 
 class Output(NamedTuple):
-    """Some files of a stage."""
+    """Some files that a stage leaves, and how a reader knows that they are so."""
 
     names: str  # in the stage's folder, as a regular expression
     published: str | None  # in a publication, as `re.sub` makes it; None where they are not in one
@@ -115,13 +115,13 @@ class MadeFile(Table, extra="ignore"):
 
 
 def find(stage: str, name: str) -> Output | None:
-    """Return the line that has a file of a stage, or None."""
+    """Return the output that a file of a stage belongs to, or None."""
     outputs = OUTPUTS.get(stage, ())
     return next((output for output in outputs if re.fullmatch(output.names, name, re.ASCII)), None)
 
 
 def need(stage: str, name: str) -> Output:
-    """Return the line that has a file of a stage."""
+    """Return the output that a file of a stage belongs to."""
     if (output := find(stage, name)) is None:
         raise LockstepError(
             f"{OUT[stage]}/{brief(name)}: not in the table of pipeline/recheck/outputs.py, "

@@ -51,7 +51,7 @@ SeedOf = Literal["reader", "asked", "author", "beacon", "hash"]
 
 
 class Draw(NamedTuple):
-    """How the repeated windows were drawn.
+    """How the windows were drawn that a reader repeats of a published run.
 
     By whose seed: the reader's, among those published (`reader`); a word of the reader's that the
     author has too (`asked`); the author's own (`author`); a beacon's (`beacon`); or the
@@ -134,7 +134,7 @@ class PublishedRun:
 
     @property
     def run(self) -> runfile.Run:
-        """The run file."""
+        """The run file of the published run."""
         return self.setup.run
 
     @property

@@ -181,12 +181,12 @@ class OlderConfig(Coordinator):
 
     @property
     def global_batch_size_start(self) -> int:
-        """The one batch size."""
+        """`global_batch_size`: this spelling has one batch size for the whole run."""
         return self.global_batch_size
 
     @property
     def global_batch_size_end(self) -> int:
-        """The one batch size."""
+        """`global_batch_size`: this spelling has one batch size for the whole run."""
         return self.global_batch_size
 
     def cold_start_limit(self) -> tuple[int, str]:

@@ -51,7 +51,7 @@ class Sufficiency(NamedTuple):
 
     @property
     def remedy(self) -> str:
-        """What to do where it is, or may be, too little."""
+        """What to do where the data are, or may be, too little."""
         again = f", or [peers] passes = {-(-self.need // self.least)}" if self.least else ""
         return f"more data, a smaller config.total_steps{again}"
 
@@ -92,7 +92,7 @@ def look(run: Run, paths: Paths) -> DataPreview:
 
 
 def lines(run: Run, paths: Paths, preview: DataPreview | None = None) -> Iterator[str]:
-    """Yield the lines of the report; the first bytes of a file elsewhere are fetched.
+    """Yield the lines of the dry run; the first bytes of a file elsewhere are fetched.
 
     `preview` is what `look` returned, where that was done already.
     """

@@ -124,7 +124,7 @@ class Survey(NamedTuple):
     text_bytes: int | None = None
 
     def all_to_train(self) -> "Survey":
-        """Return this with the files that are held out by default in the train split."""
+        """Return the survey with the files that are held out by default in the train split."""
         if not self.held_out_by_default:
             return self
         files = tuple(file._replace(split=TRAIN) for file in self.files)

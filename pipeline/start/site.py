@@ -31,7 +31,7 @@ class Site:
 
 
 class OffersStoredRun(Protocol):
-    """Rounds over a store."""
+    """Where rounds take place over a store, in place of peers that this run starts."""
 
     def stored_run(self, setup: Setup) -> Site:
         """Return where the rounds of a run over a store take place."""

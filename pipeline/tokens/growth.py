@@ -24,7 +24,7 @@ class Growth(NamedTuple):
     added: float = 0
 
     def then(self, other: "Growth") -> "Growth":
-        """Return the growth of this step and another after it."""
+        """Return the bound of this step of a tokenizer and another after it."""
         return Growth(self.factor * other.factor, self.added * other.factor + other.added)
 
 

@@ -52,11 +52,11 @@ class ShardFile(Table):
 
     @property
     def is_here(self) -> bool:
-        """Whether the file is in the folder."""
+        """Whether the token file is in the shards folder."""
         return self.sha256 is not None
 
     def label(self, folder: Path) -> str:
-        """Return its name in errors: its path in the folder, and its name at the source."""
+        """Return the token file's name in errors: its path here, and its name at the source."""
         if not self.is_here:
             return self.name
         source = "" if self.name == self.path else f" ({self.name})"

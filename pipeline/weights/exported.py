@@ -25,7 +25,7 @@ from pipeline.weights.text_settings import TextSettings
 
 
 class Exported(NamedTuple):
-    """An exported folder, read back.
+    """An exported Hugging Face folder, read back as a model that computes.
 
     Attributes:
       hf_config: Its config.json.
@@ -72,7 +72,7 @@ class Exported(NamedTuple):
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """Tokens that end a text."""
+        """Tokens that end a text of the exported model."""
         return self.texts.ends
 
     @property
@@ -88,7 +88,7 @@ class Exported(NamedTuple):
 
 
 def read(folder: Path, peers: Peers | None = None) -> Exported:
-    """Read an exported folder.
+    """Read an exported Hugging Face folder.
 
     It computes as a run's `[peers]` say, by rules or not; by default compiled and unrolled.
     """

@@ -39,7 +39,7 @@ OTHERS = {"do_sample", "use_cache", "pad_token_id", "length_penalty", "early_sto
 
 
 class TextSettings(NamedTuple):
-    """What a folder says.
+    """What a model's folder says of its texts.
 
     Attributes:
       beginning: The token that begins a text or, if none does, ends the text before it.
@@ -78,7 +78,7 @@ def read(
     tokenizer: Tokenizer | None,
     generation: dict[str, Any] | None = None,
 ) -> TextSettings:
-    """Read the settings of a folder with this config.json and tokenizer.
+    """Read the settings of texts of a model's folder with this config.json and tokenizer.
 
     `generation` is its generation_config.json, where that is not there yet.
     """

@@ -166,7 +166,7 @@ def _replay(folder: Path, out: Path) -> None:
 
 
 def _import(folder: Path, out: Path) -> None:
-    from pipeline.runfile.as_text import import_psyche
+    from pipeline.runfile.psyche_import import import_psyche
 
     import_psyche(folder / "state.toml")
 

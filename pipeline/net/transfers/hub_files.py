@@ -54,7 +54,7 @@ class HubRevision(BaseModel):
 
 
 class TreePage(RootModel[list[TreeEntry]]):
-    """A page of a listing."""
+    """A page of the listing of a repository on the hub."""
 
 
 class Repository(NetTable):
@@ -249,7 +249,7 @@ def pin_advice(name: str, commit: str, key: str) -> str:
 
 
 def quiet() -> None:
-    """Silence the client.
+    """Silence the hub's client.
 
     It warns of each retry with the address, which is signed for uploads, and draws progress bars
     into logs.

@@ -34,11 +34,11 @@ class SplitWriter:
 
     @property
     def is_full(self) -> bool:
-        """Whether no further token would be written."""
+        """Whether no further token of the split would be written."""
         return self._left == 0
 
     def add(self, tokens_T: np.ndarray) -> None:
-        """Write tokens, as far as there is room."""
+        """Write tokens of the split, as far as there is room."""
         if self._left is not None:
             tokens_T = tokens_T[: self._left]
             self._left -= len(tokens_T)
@@ -50,7 +50,7 @@ class SplitWriter:
                 self._write()
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write the last shard of the split."""
         if self._filled:
             self._write()
 

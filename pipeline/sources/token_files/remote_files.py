@@ -181,7 +181,7 @@ def _form(providers: Any) -> str:
 
 
 class WeightedConfig(Table):
-    """The JSON document."""
+    """The JSON document that weighs Http data locations, for Psyche's WeightedHttp."""
 
     shuffle: AnyShuffle
     """Order of all sequences."""

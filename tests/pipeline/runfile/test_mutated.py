@@ -8,7 +8,7 @@ import pytest
 
 from lockstep.errors import LockstepError
 from pipeline import runfile
-from pipeline.runfile.as_text import import_psyche
+from pipeline.runfile.psyche_import import import_psyche
 from pipeline.stage.keys import PROJECT, RUN_FILE, Keys
 
 TEXT = (PROJECT / RUN_FILE).read_text()

@@ -6,7 +6,7 @@ import pytest
 
 from lockstep.tables.faults import Fault
 from pipeline import runfile
-from pipeline.runfile import as_text
+from pipeline.runfile import as_text, psyche_import
 from pipeline.stage.keys import PROJECT
 from tests.errors import refused
 
@@ -30,7 +30,7 @@ n_left_pad_zeros = 5, num_files = 3 }""",
 def imported(tmp_path, text: str) -> tuple[str, runfile.Run]:
     source, target = tmp_path / "source.toml", tmp_path / "run.toml"
     source.write_text(text)
-    whole = as_text.import_psyche(source)
+    whole = psyche_import.import_psyche(source)
     target.write_text(whole)
     return whole, runfile.load(target)
 
