@@ -18,7 +18,7 @@ from pipeline.pages.stage_results import Results
 SIZE, DPI = (5.6, 3.3), 160  # inches, whose text a phone still shows legibly; pixels per inch
 MARKED = 60  # markers on more points than this would hide the line
 
-PAPER, INK, RULE = "#ffffff", "#3b4252", "#e3e6ec"
+INK, RULE = "#3b4252", "#e3e6ec"
 # any two are told apart by colour-blind readers, on a dark page too (a test computes how well)
 COLOURS = "#2968cf", "#a46500", "#29502a", "#000000", "#5899ff", "#de922a", "#6e0080", "#978e98"
 HELD_OUT, ALARM, *_, TRAIN = COLOURS
@@ -39,9 +39,7 @@ def _with_commas() -> FuncFormatter:
 
 
 BY_STEP = Axis("step", "By step", "step", 1, _with_commas)
-BY_TOKENS = Axis(
-    "tokens", "By tokens", "tokens, all peers together", 1, lambda: EngFormatter(sep=" ")
-)
+BY_TOKENS = Axis("tokens", "By tokens", "tokens, all peers together", 1, EngFormatter)
 BY_BYTES = Axis("bytes_up", "By bytes sent", "sent by each peer", 1, lambda: EngFormatter("B"))
 
 
@@ -170,7 +168,6 @@ def _traffic(bars: Sequence[tuple[str, float, str]], axes: Axes) -> None:
         axes.annotate(label, (end, row), (5, 0), **style)
     axes.xaxis.set_major_formatter(EngFormatter("B"))
     axes.set_xlabel("bytes per peer and round (logarithmic)")
-    axes.tick_params(axis="y", length=0)
     axes.grid(axis="y", visible=False)
 
 
@@ -181,14 +178,12 @@ def _png(draw: Callable[[Axes], None], size: tuple[float, float]) -> bytes:
         "font.size": 9,
         "text.color": INK,
         "axes.edgecolor": RULE,
-        "axes.facecolor": PAPER,
         "axes.labelcolor": INK,
         "axes.grid": True,
         "axes.axisbelow": True,
         "axes.spines.top": False,
         "axes.spines.right": False,
         "axes.spines.left": False,
-        "figure.facecolor": PAPER,
         "grid.color": RULE,
         "grid.linewidth": 0.8,
         "xtick.color": INK,
