@@ -65,9 +65,7 @@ def seen_in_train(share: float | None) -> str:
     """Return how much of the held-out split stands in the train split (tokens/seen.py)."""
     if share is None:
         return "not known how much of the held-out text stands in the train text"
-    return f"{share:.2%} of held-out windows of 32 tokens stand in the train text".replace(
-        "%", " %"
-    )
+    return f"{100 * share:.2f} % of the windows of 32 tokens looked up stand in the train text"
 
 
 def summarize(verdict: dict) -> str:

@@ -27,7 +27,7 @@ def test_an_accepted_run_ends_with_its_export_and_status_zero(tmp_path, capsys):
     for said in (
         "8.317 -> 5.617 nats per token (chance: 8.318)",
         "2.312",
-        "0.12 % of held-out windows of 32 tokens stand in the train text",
+        "0.12 % of the windows of 32 tokens looked up stand in the train text",
         "162,816 in 40 rounds",
         "34.0 kB per peer and round; plain data parallelism sends 8.0 MB, 235 times as much",
         "accepted: 40 rounds audited, 4 of 16 windows replayed bit for bit",
