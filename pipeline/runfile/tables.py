@@ -181,8 +181,8 @@ class HeldOut(Table):
         default="all", exclude_if=lambda rows: rows == "all"
     )
     """Half of the split from which the sequences are drawn, so that a training whose settings were
-    tuned on some files is scored on others. The halves meet between two files of data/shards, at
-    the border nearest to the middle, which the stage download puts between two documents of text;
+    tuned on some documents is scored on others. The halves meet between two files of data/shards,
+    at the border nearest to the middle, which with most_seen_percent is one between documents;
     where the middle half of the split has none, in the middle."""
     every: Count = 10
     """Rounds between measurements."""
