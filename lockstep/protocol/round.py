@@ -85,7 +85,8 @@ def is_none(value: object) -> bool:
 class Message:
     """What a peer sent."""
 
-    commitment: Hash  #: Commitment to the message, hex.
+    #: Commitment to the message, hex; empty where nobody reads it, never in a transcript.
+    commitment: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
     bytes: Annotated[int, Field(ge=0, lt=2**63)]  #: Size on the wire.
     #: Hash of the sender's own state after its step, hex; None if no peer verifies.
     state: Hash | None = None

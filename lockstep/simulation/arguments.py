@@ -26,7 +26,15 @@ from lockstep.protocol.driver import RoundSettings
 from lockstep.tables.explain import choices, validate
 from lockstep.tables.faults import KINDS, Fault, Schedule
 from lockstep.tables.links import Links
-from lockstep.tables.peers import Aggregation, Bits, Liars, PeerCount, PeerLayout, ProductBits
+from lockstep.tables.peers import (
+    Aggregation,
+    Bits,
+    Liars,
+    PeerCount,
+    PeerLayout,
+    ProductBits,
+    SimulatedLayout,
+)
 from lockstep.tables.table import AsTuple, Table, wrong
 from lockstep.wire import message as wire
 
@@ -95,7 +103,7 @@ class Arguments(Table):
     shuffle: bool
     micro_batch: Number | None
     dtype: Literal["float32", "bfloat16"]
-    layout: PeerLayout
+    layout: SimulatedLayout
     bits: Annotated[Bits, Field(exclude_if=lambda bits: bits == "machine")]
     product_bits: Annotated[ProductBits, Field(exclude_if=lambda bits: bits == 20)]
     stacked: Annotated[tuple[str, ...], AsTuple]
@@ -123,14 +131,20 @@ class Arguments(Table):
             raise wrong("bits", "machine with a torch module: only JAX's operations have rules")
         if self.bits == "machine" and self.product_bits != 20:
             raise wrong("product_bits", '20 without bits = "everywhere"')
+        if self.layout == "rounds" and self.bits == "machine":
+            text = "since the bits of a program of several rounds are others as compiled"
+            raise wrong("layout", f'another with bits = "machine", {text}')
+        if self.layout == "rounds" and self.faults:
+            raise wrong("faults", "none with layout = rounds, where nobody is planned to fail")
         for number, fault in enumerate(self.faults):
             if self.torch and fault.kind == "wrong_precision":
                 text = "another kind with a torch module, which sets its own precision"
                 raise wrong(("faults", number, "kind"), text)
         self.links.check(self.peers, "peers")
         config = replace(self.config(0), total_steps=self.steps)
-        peers = SimulatedKeys(self.peers, self.layout)
-        check_faults(self.faults, peers, config, self.optimizer, _argument)
+        if self.layout != "rounds":
+            peers = SimulatedKeys(self.peers, self.layout)
+            check_faults(self.faults, peers, config, self.optimizer, _argument)
         return self
 
     @model_validator(mode="after")

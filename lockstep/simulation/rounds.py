@@ -26,12 +26,14 @@ from lockstep.protocol.driver import RoundSettings, RunProgress
 from lockstep.simulation.arguments import Arguments
 from lockstep.simulation.counting import CountingSwarm
 from lockstep.simulation.examples import ExampleSet, PeerData
+from lockstep.simulation.planning import BLOCKS, PlanningSwarm
 from lockstep.simulation.result import Curves, Log, Result
 from lockstep.swarm.checkpoints import Checkpoints, Saved
 from lockstep.swarm.faults import FaultSchedule
 from lockstep.swarm.peers import SimulatedPeers, make_peers
+from lockstep.swarm.scanned_peers import ScannedPeers
 from lockstep.swarm.swarm import NotFiniteError
-from lockstep.swarm.training_loop import Record, Start, TrainingLoop, Watch
+from lockstep.swarm.training_loop import Record, Start, StartingPoint, TrainingLoop, Watch
 from lockstep.transcript.entry import Entry
 from lockstep.transcript.observer import Observer
 from lockstep.transcript.state import State
@@ -81,12 +83,22 @@ class Measurements(Observer):
         applied = len(entry.decision.applied)
         self.log.add("train", {"step": self.step, "loss": entry.loss, "applied": applied, **totals})
 
-        every = self.arguments.correlation_every
-        if every and self.step % every == 0:
+        if self._correlates(self.step):
             self.log.add("correlation", {"step": self.step, "correlation": self._correlation()})
-        if self.step == self.arguments.steps or self.step % self.arguments.eval_every == 0:
+        if self._measures(self.step):
             self.measure()
         return entry
+
+    def reads(self, step: int) -> bool:
+        """Return whether params or states are read after a round."""
+        return self._correlates(step) or (self.held_out is not None and self._measures(step))
+
+    def _correlates(self, step: int) -> bool:
+        every = self.arguments.correlation_every
+        return every is not None and step % every == 0
+
+    def _measures(self, step: int) -> bool:
+        return step == self.arguments.steps or step % self.arguments.eval_every == 0
 
     def saves(self) -> dict:
         """Return the curves, and who was ejected."""
@@ -174,14 +186,20 @@ def largest(fits: Callable[[int], bool], batch_size: int) -> int:
 
 
 def fits_into_memory(
-    programs: Programs, peers: int, rows_N: Tree, size: int, limit: int | None = None
+    programs: Programs,
+    peers: int,
+    rows_N: Tree,
+    size: int,
+    limit: int | None = None,
+    copies: int = 0,
 ) -> bool:
     """Return whether all peers fit into memory at the worst moment of a round.
 
     XLA states what a compiled program allocates, so nothing is tried that could fail half-way or
     have the process killed. The programs that are compiled here are those that train. `rows_N` are
     those of one peer's local step, `size` of them a micro-batch. `limit` is in bytes; by default it
-    is that of a device, or of this machine where devices are its processors.
+    is that of a device, or of this machine where devices are its processors. `copies` of the state
+    of all peers are kept besides.
     """
     lots = programs.optimizer.inner_steps
     most = lots * len(jax.tree.leaves(rows_N)[0])
@@ -192,7 +210,10 @@ def fits_into_memory(
         if "RESOURCE_EXHAUSTED" in str(error):
             return False
         raise
-    return planned is None or planned.needed <= (limit or planned.limit)
+    if planned is None:
+        return True
+    kept = copies * (planned.agreed + peers * planned.own)
+    return planned.needed + kept <= (limit or planned.limit)
 
 
 KEPT = 2  # checkpoints, the newest
@@ -208,11 +229,12 @@ class SavedSimulation:
     def __init__(self, folder: Path | None, every: int, settings: dict):
         self.folder, self.settings = folder, json.loads(json.dumps(settings, default=str))
         remedy = "take another checkpoint_dir"
-        self.record = Record(
-            RoundsFile(folder / "rounds.jsonl", remedy) if folder else None,
-            Checkpoints(folder, KEPT) if folder else None,
-            every,
-        )
+        rounds = checkpoints = None
+        if folder:
+            committed = settings["layout"] != "rounds"  # whose messages do not come to the host
+            rounds = RoundsFile(folder / "rounds.jsonl", remedy, committed=committed)
+            checkpoints = Checkpoints(folder, KEPT)
+        self.record = Record(rounds, checkpoints, every)
 
     def newest(self, like: State) -> Saved | None:
         """Return the newest checkpoint, if there is one."""
@@ -276,7 +298,7 @@ def take_rounds(problem: Problem, saved: SavedSimulation, log: Log) -> Result:
         newest = saved.newest(fresh.state)
         settings = _with_micro_batch(problem, newest)
         start = saved.record.begin(fresh, settings, newest)
-        peers = make_peers(programs, args.layout, start.state, jax.devices(), start.absent)
+        peers = _peers(args.layout, programs, start)
         observed = start.extras or {"curves": {}, "ejected": {}}
         log.begin(Curves(**observed["curves"]))
         measurements = Measurements(args, peers, held_out, log, start.step)
@@ -290,8 +312,7 @@ def take_rounds(problem: Problem, saved: SavedSimulation, log: Log) -> Result:
         if not start.step:
             measurements.measure()
         faults = FaultSchedule(args.faults, args.seed, programs.form)
-        recorded = saved.record.asked(programs.form)
-        swarm = CountingSwarm(settings, peers, data_of_peers.__getitem__, faults, recorded=recorded)
+        swarm = _swarm(problem, settings, peers, faults, saved.record, measurements)
         observers = [
             Watch(settings.closing.limit, "simulate"),
             measurements,
@@ -311,6 +332,34 @@ def take_rounds(problem: Problem, saved: SavedSimulation, log: Log) -> Result:
         fired=dict(faults.fired),
         ejected=measurements.ejected,
     )
+
+
+def _peers(layout: str, programs: Programs, start: StartingPoint) -> SimulatedPeers:
+    """Return the peers of a layout, where they start."""
+    if layout == "rounds":
+        return ScannedPeers(programs, start.state, jax.devices(), start.absent)
+    return make_peers(programs, layout, start.state, jax.devices(), start.absent)
+
+
+def _swarm(
+    problem: Problem,
+    settings: RoundSettings,
+    peers: SimulatedPeers,
+    faults: FaultSchedule,
+    record: Record,
+    measurements: Measurements,
+) -> CountingSwarm:
+    """Return the swarm of these peers; of scanned ones it plans rounds ahead."""
+    data_of, recorded = problem.data_of_peers.__getitem__, record.asked(problem.programs.form)
+    if not isinstance(peers, ScannedPeers):
+        return CountingSwarm(settings, peers, data_of, faults, recorded=recorded)
+
+    def is_read(step: int) -> bool:
+        return measurements.reads(step) or record.state_is_due(step)
+
+    last = problem.arguments.steps
+    parts = settings, peers, data_of, faults
+    return PlanningSwarm(*parts, last=last, is_read=is_read, recorded=recorded)
 
 
 def _known(problem: Problem, curves: Curves) -> str:
@@ -340,7 +389,8 @@ def _with_micro_batch(problem: Problem, saved: Saved | None) -> RoundSettings:
     if saved:
         return replace(settings, micro_batch=saved.extras["micro_batch"])
     rows_N = data_of_peers[0].take(np.arange(args.batch_size))
-    fits = partial(fits_into_memory, programs, args.peers, rows_N)
+    copies = BLOCKS if args.layout == "rounds" else 0
+    fits = partial(fits_into_memory, programs, args.peers, rows_N, copies=copies)
     return replace(settings, micro_batch=largest(fits, args.batch_size))
 
 

@@ -116,7 +116,9 @@ def simulate(  # noqa: PLR0913 - whoever calls it names them
         of batch_size, its half, and so on; of a torch module, batch_size.
       dtype: "float32"; or "bfloat16": what params and examples are cast to before loss_fn, while
         params and states stay in float32.
-      layout: `[peers] layout`: "each", "shard_map", "pmap" or "vmap".
+      layout: `[peers] layout`: "each", "shard_map", "pmap" or "vmap"; or "rounds", which with
+        bits="everywhere" and without faults and verifiers computes up to 64 rounds by one program,
+        on one device. A round after which a state is measured or saved ends it.
       bits: `[peers] bits`: "machine"; or "everywhere", where each operation of loss_fn and of the
         optimizer goes by a rule, and what has none is refused by its name and line.
       product_bits: `[peers] product_bits`: 20 or 8, the precision of products of matrices.

@@ -26,7 +26,7 @@ from lockstep.swarm.peers import StepResult
 from lockstep.wire import bound, exchange
 from lockstep.wire import message as wire
 from lockstep.wire.exchange import Asked, Sent
-from lockstep.wire.facts import MessageFacts
+from lockstep.wire.facts import MessageFacts, UnreadMessage
 
 
 class Packed(NamedTuple):
@@ -78,6 +78,8 @@ class Outbox:
             self._one_large.acquire()
             arrays = jax.device_get(jax.tree.leaves(message))
             return Packed(self._threads.submit(self._spool, arrays, peer, round_).result)
+        if isinstance(message, UnreadMessage):
+            return Packed(partial(Sent, None, b"", message=message), message, message.facts)
         if not isinstance(jax.tree.leaves(message)[0], jax.Array):  # it was made elsewhere
             return Packed(self._threads.submit(self._read, message, peer, round_).result)
         facts = self.programs.facts(message)

@@ -454,7 +454,7 @@ def _fetched(
     for peer, d in results.items():
         if isinstance(d.loss, jax.Array):
             at.setdefault(("loss", *d.loss.devices()), []).append(peer)
-        if d.message.facts is not None:
+        if d.message.facts is not None and isinstance(d.message.facts.largest, jax.Array):
             at.setdefault(("facts", *d.message.facts.largest.devices()), []).append(peer)
     of: dict[str, dict] = {"loss": losses, "facts": facts}
     rows = jax.device_get([_stack([of[k][p] for p in peers]) for (k, *_), peers in at.items()])

@@ -8,6 +8,7 @@ MAX_CLIENTS = 256  # Psyche's bound
 PeerCount = Annotated[int, Field(ge=1, le=MAX_CLIENTS)]
 Liars = Annotated[int, Field(ge=1, lt=MAX_CLIENTS)]
 PeerLayout = Literal["each", "shard_map", "vmap", "pmap"]
+SimulatedLayout = Literal[PeerLayout, "rounds"]
 Bits = Literal["machine", "everywhere"]
 ProductBits = Literal[20, 8]
 Aggregation = Literal[

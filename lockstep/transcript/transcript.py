@@ -37,11 +37,18 @@ from lockstep.wire.exchange import Asked
 class RoundsFile:
     """A file rounds.jsonl that is being written; the first round makes it.
 
-    `remedy` is what a user can do where it is damaged.
+    `remedy` is what a user can do where it is damaged; `committed` is whether rounds have the
+    commitments to their messages, for which each of these comes to the host.
     """
 
-    def __init__(self, path: Path, remedy: str = "start over after `lockstep clean`"):
-        self.path, self.remedy = path, remedy
+    def __init__(
+        self,
+        path: Path,
+        remedy: str = "start over after `lockstep clean`",
+        *,
+        committed: bool = True,
+    ):
+        self.path, self.remedy, self.committed = path, remedy, committed
 
     def takes(self, step: int) -> bool:
         """Return whether a snapshot is taken after a step: never, in rounds alone."""
@@ -49,7 +56,7 @@ class RoundsFile:
 
     def asked(self, form: wire.Form) -> Asked:
         """Return what it reads of messages of this form."""
-        return Asked.COMMITMENT
+        return Asked.COMMITMENT if self.committed else Asked.FACTS
 
     def round(self, entry: Entry, *sent: dict[int, bytes]) -> None:
         """Append a round; the bytes that were sent in it are not kept here."""
@@ -78,7 +85,7 @@ class RoundsFile:
             )
         head = lines[:step]
         entries = [
-            validate_json(Entry, line, f"{self.path}:{number}")
+            _entry(line, f"{self.path}:{number}", committed=self.committed)
             for number, line in enumerate(head, start=1)
         ]
         write_text(self.path, "".join(head))
@@ -91,6 +98,18 @@ class RoundsFile:
         ):
             return self.path.read_text(encoding="utf-8").splitlines(keepends=True)
         return []
+
+
+def _entry(line: str, where: str, *, committed: bool = True) -> Entry:
+    entry = validate_json(Entry, line, where)
+    for message in (*entry.evidence.messages.values(), *entry.evidence.others.values()):
+        if bool(message.commitment) != committed:
+            expected = "64 hexadecimal digits" if committed else "none where nobody reads it"
+            raise LockstepError(
+                f"{where}: evidence.messages: commitment is {message.commitment!r}, expected "
+                f"{expected}"
+            )
+    return entry
 
 
 ENTRIES = "one JSON object per line"  # of rounds.jsonl
@@ -240,7 +259,7 @@ class Transcript:
             expecting(path, ENTRIES, OSError, UnicodeDecodeError),
             open(path, encoding="utf-8") as file,  # a line at a time: a stranger's may have many
         ):
-            return [validate_json(Entry, line, f"{path}:{n}") for n, line in enumerate(file, 1)]
+            return [_entry(line, f"{path}:{n}") for n, line in enumerate(file, 1)]
 
     @cached_property
     def snapshots(self) -> list[int]:

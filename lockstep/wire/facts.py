@@ -28,6 +28,13 @@ class MessageFacts(NamedTuple):
         return bool(np.isfinite(self.largest))
 
 
+class UnreadMessage:
+    """A message that never leaves the program that made it; its facts are on the host."""
+
+    def __init__(self, facts: MessageFacts):
+        self.facts = facts
+
+
 def facts_of(message: Tree, form: wire.Form) -> MessageFacts:
     """Return the facts of a message; to be jitted."""
     return MessageFacts(bound.largest_in_program(message), jnp.int32(wire.saved(message, form)))
