@@ -115,7 +115,7 @@ READS = (
     "--xla_gpu_experimental_autotune_cache_mode=AUTOTUNE_CACHE_MODE_READ"
 )
 VISIT = {  # those that decide most first
-    "simulated": Section("simulated", 100, parts=6),
+    "simulated": Section("simulated", 130, parts=10),
     "suspects": Section("suspects", 90, parts=6),
     "untuned": Section("tuning", 12),
     "tuned": Section("tuning", 12, flags=WRITES),

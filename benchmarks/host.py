@@ -4,6 +4,9 @@ Prints one JSON line per case, each measured in a process of its own: CPU millis
 a round, medians over rounds, in `simulate` and in stage train's swarm with a transcript. The
 gradient of each param is the param itself times the mean of some examples, which is nearly free.
 
+With `--layout` it is `simulate` by rules in these layouts instead. Then figures are means over the
+middle half of the rounds, since layout "rounds" plans a block of them at once.
+
 `main` is of the main thread, `host` of all threads of Python, and `device` of all others, which are
 XLA's. What XLA computes in the main thread, as it does small programs, counts there.
 """
@@ -15,7 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -57,6 +60,7 @@ def main() -> None:
     parser.add_argument("--size", choices=SHAPES, nargs="+", default=list(SHAPES))
     parser.add_argument("--method", choices=METHODS, nargs="+", default=list(METHODS))
     parser.add_argument("--place", choices=PLACES, nargs="+", default=PLACES)
+    parser.add_argument("--layout", choices=("each", "vmap", "rounds"), nargs="+", default=[None])
     parser.add_argument("--peers", type=int, nargs="+", default=[4, 16, 64])
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--devices", type=int, default=1, help="that JAX makes of the CPU")
@@ -66,34 +70,38 @@ def main() -> None:
         if chosen.place == ["stage"]:
             allocator.tune()
         case = chosen.place[0], chosen.size[0], chosen.method[0], chosen.peers[0]
-        print(json.dumps(measure(*case, chosen.rounds)))
+        print(json.dumps(measure(*case, chosen.rounds, chosen.layout[0])))
         return
     os.environ["JAX_NUM_CPU_DEVICES"] = str(chosen.devices)
     devices.prepare(load(default()))  # what the cases' processes read
-    for size in chosen.size:
-        for method in chosen.method:
-            for peers in chosen.peers:
-                for place in chosen.place:
-                    options = {"--place": place, "--size": size, "--method": method}
-                    options |= {"--peers": peers, "--rounds": chosen.rounds}
-                    print(json.dumps(alone("host", options, "--case")), flush=True)
+    places = ["simulate"] if chosen.layout[0] else chosen.place
+    cases = product(chosen.size, chosen.method, chosen.peers, places, chosen.layout)
+    for size, method, peers, place, layout in cases:
+        options = {"--place": place, "--size": size, "--method": method}
+        options |= {"--peers": peers, "--rounds": chosen.rounds}
+        options |= {"--layout": layout} if layout else {}
+        print(json.dumps(alone("host", options, "--case")), flush=True)
 
 
-def measure(place: str, size: str, method: str, peers: int, rounds: int) -> dict:
+def measure(
+    place: str, size: str, method: str, peers: int, rounds: int, layout: str | None = None
+) -> dict:
     """The line of a case."""
     clock = Clock()
     params, table = params_of(size), METHODS[method]
     if place == "simulate":
-        loss, sent = simulated(params, table, peers, rounds, lambda _: clock.tick())
+        loss, sent = simulated(params, table, peers, rounds, lambda _: clock.tick(), layout)
     else:
         loss, sent = staged(params, table, peers, rounds, clock)
+    seconds = clock.means() if layout else clock.medians()
     return {
         "benchmark": "host",
         "place": place,
+        **({"layout": layout} if layout else {}),
         "parameters": sum(x.size for x in params.values()),
         "method": method,
         "peers": peers,
-        **{f"{name}_ms": round(1000 * s / peers, 3) for name, s in clock.medians().items()},
+        **{f"{name}_ms": round(1000 * s / peers, 3) for name, s in seconds.items()},
         "loss": loss,
         "bytes_up": sent,
     }
@@ -123,6 +131,12 @@ class Clock(Observer):
         pairs = list(pairwise(self.seconds[WARM:]))
         return {name: median(b[name] - a[name] for a, b in pairs) for name in self.seconds[0]}
 
+    def means(self) -> dict[str, float]:
+        """Seconds of a round in the middle half, by name."""
+        first, last = len(self.seconds) // 4, 3 * len(self.seconds) // 4
+        ends = self.seconds[first - 1], self.seconds[last - 1]
+        return {name: (ends[1][name] - ends[0][name]) / (last - first) for name in ends[0]}
+
 
 def params_of(size: str) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
@@ -143,9 +157,15 @@ def layers_of(table: Any, params: dict) -> tuple[str, ...]:
 
 
 def simulated(
-    params: dict, table: Any, peers: int, rounds: int, on_round: Callable[[dict], None]
+    params: dict,
+    table: Any,
+    peers: int,
+    rounds: int,
+    on_round: Callable[[dict], None],
+    layout: str | None,
 ) -> tuple[float, int]:
     """The last round's loss, and the bytes that a peer sent in it, of a simulation."""
+    by_rules = {"bits": "everywhere", "layout": layout} if layout else {}
     result = simulate(
         loss_fn,
         params,
@@ -158,6 +178,7 @@ def simulated(
         stacked=layers_of(table, params),
         on_round=on_round,
         show_progress=False,
+        **by_rules,
     )
     sent = np.diff(result.train["bytes_up"], prepend=0)
     return float(result.train["loss"][-1]), round(sent[-1])

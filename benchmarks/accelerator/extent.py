@@ -46,6 +46,7 @@ class Extent(NamedTuple):
     megabytes: float  # of the text to learn, at most
     simulated: tuple[str, ...]  # sizes whose rounds of `simulate` are timed
     optimizers: tuple[str, ...]  # of these rounds
+    in_blocks: tuple[str, ...]  # of those by rules, of the first size, several in one program too
     default_rounds: int  # of params/run.toml
     batches: tuple[int, ...]  # texts that are written at once
     new_tokens: int  # of each
@@ -105,6 +106,7 @@ FULL = Extent(
     megabytes=40.0,
     simulated=("5M", "124M"),
     optimizers=("distro", "diloco", "adamw"),
+    in_blocks=("adamw", "distro"),
     default_rounds=200,
     batches=(1, 8, 64),
     new_tokens=128,
@@ -131,6 +133,7 @@ TOY = Extent(
     megabytes=1.0,
     simulated=("toy",),
     optimizers=("distro",),
+    in_blocks=("adamw",),
     default_rounds=2,
     batches=(2,),
     new_tokens=4,

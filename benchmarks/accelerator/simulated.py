@@ -2,7 +2,8 @@
 
 The plain loop is what data parallelism on one device comes to: each of its steps takes the
 gradients of as many micro-batches as there are peers, of the size of theirs, and updates the params
-once by AdamW. A round of local steps has as many of these steps.
+once by AdamW. A round of local steps has as many of these steps. It is as compiled, also beside
+rounds by rules in layouts "each" and "rounds", of which the last is one program for many rounds.
 
 Shapes in names: S steps, P micro-batches of a step, B sequences of T tokens.
 """
@@ -24,6 +25,7 @@ from benchmarks.simulate import OPTIMIZERS
 from benchmarks.sizes import SIZES
 from lockstep import simulate
 from lockstep.programs.loss import cross_entropy
+from lockstep.simulation.planning import MOST_ROUNDS
 from models.llama import llama
 
 GOALS = {"distro": 0.8}  # of plain training; of methods with whole gradients or local steps:
@@ -37,18 +39,22 @@ def simulated(extent: Extent, work: Path) -> Iterator[dict]:
     """Rounds of each optimizer, of models of each size."""
     del work
     end = perf_counter() + extent.seconds
-    cases = extent.mine([(size, name) for size in extent.simulated for name in extent.optimizers])
-    for place, (size, name) in enumerate(cases):
+    first = extent.simulated[0]  # the smallest, which waits for launches
+    cases = [(first, name, layout) for name in extent.in_blocks for layout in ("rounds", "each")]
+    cases += [(size, name, None) for size in extent.simulated for name in extent.optimizers]
+    cases = extent.mine(cases)
+    for place, (size, name, layout) in enumerate(cases):
         names = {"size": size, "optimizer": name, "peers": extent.peers}
+        names |= {"by_rules_in_layout": layout} if layout else {}
         share = SPENT * (end - perf_counter()) / (len(cases) - place)
-        yield attempt(names, partial(_measure, extent, size, name, perf_counter() + share))
+        yield attempt(names, partial(_measure, extent, size, name, layout, perf_counter() + share))
 
 
 class EnoughError(Exception):
     """A case has had its time, with blocks left."""
 
 
-def _measure(extent: Extent, size: str, name: str, end: float) -> dict:
+def _measure(extent: Extent, size: str, name: str, layout: str | None, end: float) -> dict:
     """Blocks of rounds and of plain steps by turns, one at least, and no more after `end`.
 
     Before a clock is read the devices have done all that they were given, so that a block has as
@@ -61,6 +67,8 @@ def _measure(extent: Extent, size: str, name: str, end: float) -> dict:
     steps = settings.get("inner_steps", 1)
     tokens_of_a_peer = steps * model.batch * model.length
     block = min(max(1, BLOCK // tokens_of_a_peer), MOST)
+    rules = {"bits": "everywhere", "product_bits": 8, "layout": layout} if layout else {}
+    warm, block = (MOST_ROUNDS,) * 2 if layout == "rounds" else (WARM, block)
     config = llama.Config.from_hf({"model_type": "llama"} | model.config)
     attention = extent.attention(precision)
     fused = {"scan": True, "attention": attention, "remat": DOTS} if attention == "cudnn" else {}
@@ -84,10 +92,10 @@ def _measure(extent: Extent, size: str, name: str, end: float) -> dict:
         """After a block of rounds, as many plain steps."""
         nonlocal done, began
         done += 1
-        if done < WARM or (done - WARM) % block:
+        if done < warm or (done - warm) % block:
             return
         _drain()
-        if done > WARM:
+        if done > warm:
             seconds["round"].append((perf_counter() - began) / block)
         started = perf_counter()
         for _ in range(block):
@@ -95,7 +103,7 @@ def _measure(extent: Extent, size: str, name: str, end: float) -> dict:
         _drain()
         seconds["plain"].append((perf_counter() - started) / block)
         began = perf_counter()
-        if seconds["round"] and began > end:
+        if len(seconds["round"]) == extent.repeats or (seconds["round"] and began > end):
             raise EnoughError
 
     for _ in range(2):  # compiles, and warms up
@@ -107,14 +115,16 @@ def _measure(extent: Extent, size: str, name: str, end: float) -> dict:
             rows,
             optimizer=table,
             peers=peers,
-            steps=WARM + extent.repeats * block,
+            steps=warm + (extent.repeats + 1) * block,  # a block is computed ahead
             batch_size=model.batch,
             micro_batch=model.batch,
             dtype=precision,
             on_round=after,
             show_progress=False,
+            **rules,
         )
     of_round, of_plain = (median(times) for times in seconds.values())
+    how = f", by rules in layout {layout}" if layout else ""
     goal, ratio = GOALS.get(name, GOAL), round(of_plain / of_round, 3)
     met = None if jax.default_backend() == "cpu" else ratio >= goal
     tokens = peers * tokens_of_a_peer
@@ -129,7 +139,7 @@ def _measure(extent: Extent, size: str, name: str, end: float) -> dict:
         },
         "tokens_per_second": round(tokens / of_round),
         "plain_tokens_per_second": round(tokens / of_plain),
-    } | judged(f"simulate, {size}, {name}, {peers} peers: of plain training", ratio, goal, met)
+    } | judged(f"simulate, {size}, {name}, {peers} peers{how}: of plain training", ratio, goal, met)
 
 
 def _plain(

@@ -2,9 +2,9 @@
 
 A variant takes the place of functions of the model and the loss while its program is traced. Its
 line has the distance of its gradient from the first one's, so a cure that computes something else
-shows itself; one variant does, to time what is left without it.
+shows itself.
 
-Shapes in names: N tokens, D width, V vocabulary, K blocks of b tokens.
+Shapes in names: N tokens, D width, V vocabulary.
 """
 
 import gzip
@@ -32,9 +32,7 @@ from benchmarks.accelerator.extent import Extent, Gradient, attempt, judged
 from benchmarks.measuring import CORES, in_turns, published_flops
 from benchmarks.sizes import SIZES
 from lockstep.programs.train_step import Programs
-from models import llama, parts
-from models.decoder import Context
-from models.rows_of_table import rows_of_table
+from models import parts
 from pipeline.language_model import language_model
 
 MFU = 0.45  # the goal
@@ -42,34 +40,24 @@ LISTED = 25  # kernels of a trace, those that take longest
 TRACED = 2  # gradients of a trace
 SAVED = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
 FUSED_ATTENTION = ("dot_product_attention_fwd", "dot_product_attention_fwd_wrapper")
-# What a run's flags have otherwise.
-EXPANDED = {"xla_gpu_enable_scatter_determinism_expander": True}
-INEXACT = {"xla_gpu_deterministic_ops": False}
-TUNED = INEXACT | {"xla_gpu_autotune_level": 4}
 
 
 class Variant(NamedTuple):
     """A way to compute the gradient of `case`; by default as the library has it.
 
     Attributes:
-      embedding: The gradient of the embedding: "in order", as a run as compiled has it on a GPU; a
-        "scatter"; by products, "one-hot"; or "none" at all.
+      in_order: Whether the embedding's gradient is summed in order, as a run as compiled has it on
+        a GPU; else it is a scatter.
       head_tokens: Tokens that have logits at a time, as `[peers] head_tokens`.
       attention_saved: Whether the backward pass is given what cuDNN's attention returned.
-      merged: Whether products of one operand are one product: queries, keys and values; gate, up.
-      forward: Whether only the loss is computed.
-      flags: XLA's flags that differ from those of a run.
       traced: Whether its kernels are listed.
     """
 
     name: str
     case: Gradient
-    embedding: str = "in order"
+    in_order: bool = True
     head_tokens: int | None = None
     attention_saved: bool = False
-    merged: bool = False
-    forward: bool = False
-    flags: dict[str, bool | int] = {}
     traced: bool = False
 
 
@@ -80,23 +68,12 @@ def variants(cases: tuple[Gradient, ...]) -> Iterator[Variant]:
     cured = partial(Variant, head_tokens=whole)
     yield Variant("as it is", first, traced=True)
     yield cured("cured: logits whole", first, traced=True)
-    yield Variant("scatter", first, embedding="scatter")
-    yield Variant("embedding stopped", first, embedding="none")
-    yield Variant("scatter by XLA's expander", first, embedding="scatter", flags=EXPANDED)
-    yield cured("cured, attention saved", first, attention_saved=True)
-    for case in others:
+    yield Variant("scatter", first, in_order=False)
+    for case in cases:
         yield cured("cured, attention saved", case, attention_saved=True)
     yield Variant("logits in 2 parts", first, head_tokens=whole // 2)
-    yield cured("cured, attention saved, merged", first, attention_saved=True, merged=True)
-    yield cured("cured, not deterministic", first, flags=INEXACT)
-    yield Variant("one-hot", first, embedding="one-hot")
-    yield Variant("embedding stopped, 2 parts", first, embedding="none", head_tokens=whole // 2)
-    yield cured("cured, but 4 parts", first, head_tokens=whole // 4)
     for case in others:
         yield Variant("as it is", case)
-    yield Variant("forward", first, forward=True)
-    # The last, since what XLA chose for a program holds for the next one of its process.
-    yield cured("cured, not deterministic, tuned", first, flags=TUNED)
 
 
 def suspects(extent: Extent, work: Path) -> Iterator[dict]:
@@ -116,24 +93,20 @@ def _measure(variant: Variant, extent: Extent, expected: dict, program: list) ->
     size = SIZES[variant.case.size]
     programs = _programs(variant.case, variant.head_tokens)
     arguments = _arguments(variant.case.size)
-    function = programs.task.loss if variant.forward else programs.steps.gradient
-    if variant.forward:
-        params, rows_MBT, count = arguments
-        arguments = params, rows_MBT[0], jnp.full(size.batch, 1 / count), None
     started = perf_counter()
     with ExitStack() as patches:
         for target, name, replacement in _replaced(variant):
             patches.enter_context(mock.patch.object(target, name, replacement))
-        compiled = jax.jit(function).lower(*arguments).compile(variant.flags)
+        compiled = jax.jit(programs.steps.gradient).lower(*arguments).compile()
     compiling = perf_counter() - started
     program.append((compiled, arguments))
     result = compiled(*arguments)
-    line = {} if variant.forward else _distance(result[1], variant.case.size, expected)
+    line = _distance(result[1], variant.case.size, expected)
     del result
     seconds = median(
         in_turns({"it": lambda: jax.block_until_ready(compiled(*arguments))}, extent.repeats)["it"]
     )
-    flops = size.batch * size.length * size.flop_per_token / (3 if variant.forward else 1)
+    flops = size.batch * size.length * size.flop_per_token
     published = published_flops()
     mfu = published and round(flops / seconds / published, 4)
     memory = compiled.memory_analysis()
@@ -201,74 +174,18 @@ def _distance(gradient: dict, size: str, expected: dict[str, jax.Array]) -> dict
 def _replaced(variant: Variant) -> Iterator[tuple[object, str, object]]:
     """What a variant replaces: (module or class, name, replacement)."""
     yield language_model.LanguageModel, "embedding_in_order", True  # on a CPU, too
-    yield (
-        parts,
-        "rows_of_table",
-        {"in order": rows_of_table, "scatter": _scattered, "one-hot": _one_hot, "none": _stopped}[
-            variant.embedding
-        ],
-    )
+    if not variant.in_order:
+        yield parts, "rows_of_table", _scattered
     if variant.attention_saved:
         yield jax.checkpoint_policies, variant.case.remat, _saved
-    if variant.merged:
-        yield parts.MLP, "__call__", _merged_mlp
-        yield llama.Attention, "heads", _merged_heads
 
 
 def _scattered(table_VD: jax.Array, tokens_N: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
     return table_VD[tokens_N].astype(dtype)
 
 
-def _stopped(table_VD: jax.Array, tokens_N: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
-    return _scattered(jax.lax.stop_gradient(table_VD), tokens_N, dtype)
-
-
-def _one_hot(table_VD: jax.Array, tokens_N: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
-    @jax.custom_vjp
-    def rows(table_VD: jax.Array) -> jax.Array:
-        return _scattered(table_VD, tokens_N, dtype)
-
-    def backward(_: None, grad_ND: jax.Array) -> tuple[jax.Array]:
-        return (by_one_hot(tokens_N, grad_ND, len(table_VD)),)
-
-    rows.defvjp(lambda table_VD: (rows(table_VD), None), backward)
-    return rows(table_VD)
-
-
-def by_one_hot(tokens_N: jax.Array, grad_ND: jax.Array, V: int) -> jax.Array:
-    """Sum rows by products with one-hot matrices, each of a part of the vocabulary."""
-    size = 8192
-    first = jnp.arange(-(-V // size)) * size
-
-    def part(first: jax.Array) -> jax.Array:
-        hit_VN = (first + jnp.arange(size))[:, None] == tokens_N
-        return jnp.dot(hit_VN.astype(grad_ND.dtype), grad_ND, preferred_element_type=jnp.float32)
-
-    return jax.lax.map(part, first).reshape(-1, grad_ND.shape[1])[:V]
-
-
 def _saved(primitive: Primitive, *avals: object, **params: object) -> bool:
     return primitive.name in FUSED_ATTENTION or SAVED(primitive, *avals, **params)
-
-
-def _merged(x_ND: jax.Array, *modules: parts.Linear) -> list[jax.Array]:
-    kernels = [module.kernel[...] for module in modules]
-    ends = np.cumsum([kernel.shape[1] for kernel in kernels])[:-1]
-    return jnp.split(x_ND @ jnp.concatenate(kernels, axis=1).astype(x_ND.dtype), ends, axis=1)
-
-
-def _merged_mlp(self: parts.MLP, x_ND: jax.Array) -> jax.Array:
-    gate, up = _merged(x_ND, self.gate, self.up)
-    return self.down(jax.nn.silu(gate) * up)
-
-
-def _merged_heads(self: llama.Attention, x_ND: jax.Array, context: Context) -> tuple:
-    rope, B, K, G, h = context.rope, context.batch, self.kv_heads, self.groups, self.head_dim
-    T = x_ND.shape[0] // B
-    query, key, value = _merged(x_ND, self.query, self.key, self.value)
-    q_BTKGh = rope.rotate(query.reshape(B, T, K, G, h)) * h**-0.5
-    k_BTKh = rope.rotate(key.reshape(B, T, K, 1, h))[:, :, :, 0]
-    return q_BTKGh, k_BTKh, value.reshape(B, T, K, h)
 
 
 # ---- What a trace says ----
