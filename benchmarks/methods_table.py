@@ -80,7 +80,7 @@ def rows() -> list[Row]:
                 for point in curves
                 if all(point[name] == seed[name] for name in MARKS)
             ]
-            own = {name: _number(seed[name]) for name in written.OF_A_SEED[:-2]}
+            own = {name: _number(seed.get(name, "")) for name in written.MEASURED}
             measured = _number(row["held_out_rows"]), _number(row["split_rows"])
             ended.append(shared | own | {"held_out_rows": measured, "curve": curve})
         values = {

@@ -27,7 +27,8 @@ from pipeline.pages.templates import fill
 
 CSV = (".csv", ".seeds.csv", ".pairs.csv", ".curves.csv", ".search.csv")
 ENDINGS = (".md", ".html", ".json", ".png", *CSV)
-OF_A_SEED = ("loss", "held_out_stderr", "tokens", TRAINED, "simulated_seconds", "key", "params")
+MEASURED = ("loss", "held_out_stderr", "held_out_seen", "tokens", TRAINED, "simulated_seconds")
+OF_A_SEED = (*MEASURED, "key", "params")
 TEMPLATE = "methods.html.jinja"
 
 

@@ -13,7 +13,7 @@ from PIL import Image
 from benchmarks import methods_table
 from benchmarks.methods_table import FOLDER, PAGES, SECTION, derived, filled, rows
 from parts.comparison import written
-from parts.comparison.results_table import row_pairs
+from parts.comparison.results_table import conclusions, row_pairs
 from parts.comparison.search import Found
 from pipeline.stage.keys import PROJECT
 from tests.parts.comparison.examples import PLAIN, compared, row
@@ -143,6 +143,7 @@ def test_the_table_of_a_comparison_is_made_again_of_its_files(tmp_path, monkeypa
     monkeypatch.setattr(methods_table, "FOLDER", tmp_path)
     made = methods_table.derived()
     assert made["methods.pairs.csv"] == content["pairs.csv"]
+    assert [*conclusions(compare, rows())] == [*conclusions(compare, table)]
     again, first = (
         list(csv.DictReader(io.StringIO(text))) for text in (made["methods.csv"], content["csv"])
     )
