@@ -34,6 +34,7 @@ class Packed(NamedTuple):
 
     make: Callable[[], Sent]  # waits for what was asked of it; raises a `WireError`
     #: The message where it was made, if it stays there; then `facts` are being computed beside it.
+    #: One that stays in its program has facts alone.
     message: Tree = None
     facts: MessageFacts | None = None
 
@@ -79,7 +80,7 @@ class Outbox:
             arrays = jax.device_get(jax.tree.leaves(message))
             return Packed(self._threads.submit(self._spool, arrays, peer, round_).result)
         if isinstance(message, UnreadMessage):
-            return Packed(partial(Sent, None, b"", message=message), message, message.facts)
+            return Packed(partial(Sent, None, b"", message=message), facts=message.facts)
         if not isinstance(jax.tree.leaves(message)[0], jax.Array):  # it was made elsewhere
             return Packed(self._threads.submit(self._read, message, peer, round_).result)
         facts = self.programs.facts(message)

@@ -135,16 +135,6 @@ class ScannedPeers(SimulatedPeers):
         made = {s: again[m] if isinstance(m, UnreadMessage) else m for s, m in messages.items()}
         super().receive(made, sequences, step, weights)
 
-    def receive_ahead(
-        self,
-        messages: Mapping[int, Tree],
-        sequences: Mapping[int, int],
-        step: int,
-        weights: Mapping[int, int] | None = None,
-    ) -> None:
-        if not (self._blocks or self._again):  # else it is done, or to be done again
-            super().receive_ahead(messages, sequences, step, weights)
-
     # Whoever reads a state in the midst of a block leaves the plan
 
     @property
