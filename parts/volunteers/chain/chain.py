@@ -55,6 +55,7 @@ class Chain:
     draws: AuditDraws
     head: Head
     signed: SignedRounds | None = None
+    _noticed: dict[str, int] = field(default_factory=dict)  # when each was put, by name
 
     @property
     def run(self) -> Hash:
@@ -141,6 +142,18 @@ class Chain:
                     return SlotContent(stored, body)
         return SlotContent(stored)
 
+    def notices(self, names: Iterable[str], what: str, at: int | None = None) -> dict[int, int]:
+        """Return when each peer put its notice, "join" or "leave", of names that may be there.
+
+        `at` means the same as in `content`.
+        """
+        of_peers = layout.names_by_peer(names, what)
+        for name in of_peers.values():
+            content = None if name in self._noticed else self.content(name, at)
+            if content is not None and content.body is not None:
+                self._noticed[name] = content.stored.seconds
+        return {p: self._noticed[name] for p, name in of_peers.items() if name in self._noticed}
+
     def read_admissions(self) -> None:
         """Learn who was admitted meanwhile."""
         self.store.patiently(self.admissions.read)
@@ -188,23 +201,3 @@ class Chain:
                 f"{self.store.address}: rounds {step} to {last} can no longer be proven, since the "
                 "lab removed their payloads; expected a follower that has read them already"
             )
-
-
-@dataclass
-class Notices:
-    """Who asked to take part in a round ("join"), or left it ("leave"), each as its peer signed."""
-
-    chain: Chain
-    _read: dict[str, int] = field(default_factory=dict)  # when each was put, by name
-
-    def put(self, names: Iterable[str], what: str, at: int | None = None) -> dict[int, int]:
-        """Return when each peer put its notice, of names of a round that may be there.
-
-        `at` means the same as in `Chain.content`.
-        """
-        of_peers = layout.names_by_peer(names, what)
-        for name in of_peers.values():
-            content = None if name in self._read else self.chain.content(name, at)
-            if content is not None and content.body is not None:
-                self._read[name] = content.stored.seconds
-        return {p: self._read[name] for p, name in of_peers.items() if name in self._read}

@@ -5,7 +5,6 @@ that everybody comes to the same. Times are the store's, in whole seconds; nobod
 Nothing here reads or writes.
 """
 
-import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -98,7 +97,7 @@ class SlotContent:
     @property
     def sha256(self) -> Hash:
         """SHA-256 of its bytes, hex."""
-        return hashlib.sha256(self.stored.content or b"").hexdigest()
+        return self.stored.sha256
 
 
 class FalseLinkError(ValueError):
@@ -113,10 +112,6 @@ class Terms:
     settle: int  # `[volunteers] settle_seconds`
     extra: float  # waiting_for_members_extra_time
     turn: float  # from one peer's turn to put a link to the next
-
-    def counts(self, seconds: int) -> bool:
-        """Return whether a record counts that was put so long after the link before."""
-        return seconds <= self.limit
 
     def is_over(self, seconds: int) -> bool:
         """Return whether a round may close then without the messages that it lacks."""

@@ -3,7 +3,6 @@
 It follows from bytes and from the store's times, so that everybody decides the same.
 """
 
-import hashlib
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -55,6 +54,10 @@ class Expected:
     form: wire.Form
     limit: float  # seconds after that in which record and payload count
 
+    def is_in_time(self, seconds: int) -> bool:
+        """Return whether what was put then counts, by the store's clock."""
+        return seconds - self.began <= self.limit
+
     def after(self, seconds: int) -> int:
         """Return how long after the link before something was put, by the store's clock."""
         return max(0, seconds - self.began)
@@ -74,7 +77,7 @@ def judge(
     where = layout.of_peer(expected.round.step, peer, "record")
     if key is None or record.content is None:
         return None
-    sha256, seconds = hashlib.sha256(record.content).hexdigest(), expected.after(record.seconds)
+    sha256, seconds = record.sha256, expected.after(record.seconds)
     try:
         body = opened(MessageRecord, record.content, key, where, layout.RECORD_BYTES)
     except LockstepError:
@@ -90,13 +93,13 @@ def judge(
     ):
         if actual != wanted:
             return Refused(reason, seconds, sha256)
-    if payload is None or payload.seconds - expected.began > expected.limit:
+    if payload is None or not expected.is_in_time(payload.seconds):
         return Refused(WITHHELD, seconds, sha256)
     seconds = expected.after(max(record.seconds, payload.seconds))
     content = payload.content
     if content is None or len(content) != expected.payload_bytes:
         return Refused("length", seconds, sha256)
-    if hashlib.sha256(content).hexdigest() != body.sha256:
+    if payload.sha256 != body.sha256:
         return Refused("hash", seconds, sha256)
     if body.bytes > len(content) or any(content[body.bytes :]):
         return Refused("filling", seconds, sha256)

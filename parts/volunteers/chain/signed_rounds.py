@@ -50,7 +50,7 @@ class SignedRounds:
         folder = layout.round_folder(link.round)
         current = {name: item for name, item in self._objects.items() if name.startswith(folder)}
         self._objects = {name: item for name, item in self._objects.items() if name not in current}
-        current = {n: item for n, item in current.items() if _sha256(item) in hashes}
+        current = {n: item for n, item in current.items() if item.sha256 in hashes}
         for file, objects in ((f"{link.round:08}", current), (ADMITTED, admitted)):
             texts = {
                 n: [o.seconds, (o.content or b"").rstrip().decode()] for n, o in objects.items()
@@ -194,7 +194,3 @@ def _read(path: Path) -> dict[str, StoredObject]:
                     f"{path}: {brief(name)}: found {brief(repr(item))}, expected seconds and a text"
                 )
     return objects
-
-
-def _sha256(stored: StoredObject) -> Hash:
-    return hashlib.sha256(stored.content or b"").hexdigest()

@@ -130,8 +130,7 @@ def _read(store: Store, name: str, sha256: str, most: int) -> bytes:
         raise LackingError(f"{store.address}/{name}: found nothing, expected a part of a file")
     if stored.content is None:
         raise LockstepError(f"{store.address}/{name}: over {most} bytes, expected at most that")
-    found = hashlib.sha256(stored.content).hexdigest()
-    if sha256 != found:
+    if sha256 != (found := stored.sha256):
         raise LockstepError(f"{store.address}/{name}: SHA-256 {found[:12]}, expected {sha256[:12]}")
     return stored.content
 

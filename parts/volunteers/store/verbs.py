@@ -5,6 +5,7 @@ whole seconds since 1970, rounded down: a store may list an object's millisecond
 seconds.
 """
 
+import hashlib
 from typing import NamedTuple, Protocol
 
 from lockstep.errors import LockstepError
@@ -18,6 +19,11 @@ class StoredObject(NamedTuple):
 
     content: bytes | None  #: None: it is longer than was asked for.
     seconds: int  #: When it was put, by the store's clock.
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of its content, hex."""
+        return hashlib.sha256(self.content or b"").hexdigest()
 
 
 class AwaitedError(UnreachableError):

@@ -124,7 +124,7 @@ class BeginningLinks(RoundLinks[Began]):
     def look(self, now: float) -> None:
         """Look at who asked, and into all slots."""
         read, chain = self.read, self.chain
-        self.joins = self.process.notices.put(self.list(), "join")
+        self.joins = chain.notices(self.list(), "join")
         slots, terms = chain.document.slots, chain.terms
         read.turns = turns.turns_to_begin(self.progress, self.joins, read.head, terms, slots)
         if read.turns is not None and read.begun is None:

@@ -69,7 +69,7 @@ class RoundMessages:
             record = None
             if names is None or name in names:
                 record = self.chain.look(name, layout.RECORD_BYTES)
-            if record is not None and self._is_in_time(record.seconds):
+            if record is not None and self.expected.is_in_time(record.seconds):
                 key = self.chain.admissions.key(peer, self.expected.began)
                 verdict = judge(peer, record, self._payload(peer, record), key, self.expected)
                 if verdict is not None:
@@ -86,11 +86,8 @@ class RoundMessages:
     def senders(self, names: Mapping[str, int]) -> set[int]:
         """Return who has a record among the names of the round that is in time."""
         records = layout.names_by_peer(names, "record")
-        senders = {peer for peer, name in records.items() if self._is_in_time(names[name])}
+        senders = {peer for peer, name in records.items() if self.expected.is_in_time(names[name])}
         return senders.intersection(self.round.assignment)
-
-    def _is_in_time(self, seconds: int) -> bool:
-        return self.chain.terms.counts(seconds - self.expected.began)
 
     def _payload(self, peer: int, record: StoredObject) -> StoredObject | None:
         if self.own is not None and self.own[0] == peer:

@@ -1,7 +1,7 @@
 """A process of a run over a store: the chain that it follows, and who trains or looks on here."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from lockstep.protocol import driver
@@ -9,7 +9,7 @@ from lockstep.protocol.driver import RunProgress
 from parts.volunteers import layout
 from parts.volunteers.bodies import JoinRequest, SlotBody
 from parts.volunteers.chain.act import RoundRead
-from parts.volunteers.chain.chain import Chain, Notices
+from parts.volunteers.chain.chain import Chain
 from parts.volunteers.keys import PrivateKey
 from parts.volunteers.signed import sign
 
@@ -37,18 +37,13 @@ class Process:
       chain: The run's links.
       volunteer: Who trains here; None where nobody does.
       onlooker: Who follows the run here and may go away; None in a training.
-      notices: Who asked to take part, and who left.
       sits_out: Whether the volunteer's own state differs from the one others computed.
     """
 
     chain: Chain
     volunteer: Volunteer | None = None
     onlooker: Onlooker | None = None
-    notices: Notices = field(init=False)
     sits_out: bool = False
-
-    def __post_init__(self) -> None:
-        self.notices = Notices(self.chain)
 
     @property
     def looks_once(self) -> bool:

@@ -282,7 +282,7 @@ class ClosingLinks(RoundLinks[Taken]):
         A link that names a later one is false for ever, no matter who reads it when.
         """
         names = [layout.of_peer(self.round.step, peer, what) for peer in peers]
-        return put_before(before, self.process.notices.put(names, what, self.at))
+        return put_before(before, self.chain.notices(names, what, self.at))
 
     def _leaves(self, peers: Iterable[int], before: float) -> list[int]:
         state = self.progress.state

@@ -127,12 +127,6 @@ class WorkerProcess:
             raise
         return worker
 
-    def __enter__(self) -> "WorkerProcess":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     @property
     def running(self) -> bool:
         """Whether the process takes calls: it has not ended, and was not killed."""

@@ -20,12 +20,12 @@ from lockstep.errors import LockstepError, RequestError
 from parts.publication import commands
 from parts.volunteers import keys, layout, stored_verification
 from parts.volunteers.bodies import MessageRecord
-from parts.volunteers.chain.links import RoundLink
 from parts.volunteers.replaying import ReplayRequest
 from parts.volunteers.signed import sign, unsigned
 from pipeline.net import limits
 from tests import tiny
 from tests.parts.publication.published_run import print_of
+from tests.parts.volunteers import volunteering
 
 pytestmark = pytest.mark.long
 
@@ -164,14 +164,12 @@ def test_of_the_last_round_nobody_went_on_and_it_is_not_counted(store, tmp_path,
         assert "rounds/00000006/" in said and "nobody else went on" in said
 
 
-def test_a_link_that_a_peer_signs_anew_is_one_that_others_did_not_see(finished, store, tmp_path):
-    path = place(store, "closed", MIDDLE)
-    link = unsigned(RoundLink, path.read_bytes(), "")
-    key = keys.read(finished / f"{link.peer:03}" / "key.pem")
-    for change, status in (({"params": "ee" * 32}, 1), ({"messages": {}}, 1)):
-        signed = sign(link.model_copy(update=change), key, layout.link_bytes(3))
-        changed(path, lambda path, signed=signed: path.write_bytes(signed))
-        assert outcome(store, tmp_path)[0] == status
+@pytest.mark.parametrize("change", [{"params": "ee" * 32}, {"messages": {}}])
+def test_a_link_that_a_peer_signs_anew_is_one_that_others_did_not_see(
+    finished, store, tmp_path, change
+):
+    volunteering.sign_anew(finished, place(store, "closed", MIDDLE), **change)
+    assert outcome(store, tmp_path)[0] == 1
 
 
 # ---- Names that nothing follows from ----

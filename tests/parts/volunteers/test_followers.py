@@ -1,7 +1,6 @@
 """Followers of a run that is over: one that begins with a state, one to which the store lied."""
 
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -9,10 +8,8 @@ import pytest
 import tomlkit
 
 from lockstep.errors import LockstepError
-from parts.volunteers import keys, layout, stored_verification
+from parts.volunteers import layout, stored_verification
 from parts.volunteers.chain import statements
-from parts.volunteers.chain.links import RoundLink
-from parts.volunteers.signed import sign, unsigned
 from parts.volunteers.store.folder import FolderStore
 from tests import tiny
 from tests.errors import check_names
@@ -101,12 +98,8 @@ def test_a_training_that_no_link_can_follow_ends_with_what_verify_says(over, sto
 
 def test_a_follower_goes_back_from_a_second_winner(over, store, monkeypatch):
     (first,) = of_round(store, 4, "closed")
-    said, at = unsigned(RoundLink, first.read_bytes(), "it"), first.stat().st_mtime
-    other = 1 - said.peer
-    key = keys.read(over / f"{other:03}" / "key.pem")
-    second = first.with_name(f"{other:03}.closed")
-    second.write_bytes(sign(said.model_copy(update={"peer": other}), key, layout.link_bytes(PEERS)))
-    os.utime(second, (at + 60, at + 60))
+    other, later = 1 - int(first.name[:3]), first.stat().st_mtime + 60
+    second = volunteering.sign_anew(over, first, later, peer=other)
     followed, hidden = [], first.relative_to(store).as_posix()
     look, names = FolderStore.look, FolderStore.names
 

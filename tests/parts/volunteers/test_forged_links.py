@@ -12,6 +12,7 @@ from parts.volunteers.signed import sign, unsigned
 from parts.volunteers.store.folder import FolderStore
 from parts.volunteers.training.process import Onlooker
 from tests import tiny
+from tests.parts.volunteers import volunteering
 from tests.parts.volunteers.volunteering import FINISHED
 
 pytestmark = pytest.mark.long
@@ -41,27 +42,20 @@ def test_link_that_names_a_notice_before_it_is_there_is_false_for_ever(
 ):
     (path,) = (store / layout.round_folder(STEP)).glob("*.closed")
     link, at = unsigned(RoundLink, path.read_bytes(), ""), int(path.stat().st_mtime)
-    key = keys.read(finished / f"{link.peer:03}" / "key.pem")
-    forged = link.model_copy(update={"left": (link.peer,)})
-    path.write_bytes(sign(forged, key, layout.link_bytes(PEERS)))
-    os.utime(path, (at, at))
+    volunteering.sign_anew(finished, path, at, left=(link.peer,))
     notice = store / layout.of_peer(STEP, link.peer, "leave")
     said = LeaveNotice(run=link.run, round=STEP, peer=link.peer)
+    key = keys.read(finished / f"{link.peer:03}" / "key.pem")
     notice.write_bytes(sign(said, key, layout.LEAVE_BYTES))
     os.utime(notice, (at + later, at + later))
     assert followed(store, tmp_path) == rounds
 
 
 def test_reader_who_does_not_wait_ends_where_a_link_does_not_count(finished, store, tmp_path):
-    for path in (store / layout.round_folder(STEP)).glob("*.closed"):
-        peer = 1 - int(path.name[:3]) % 2  # another one's, which is before its turn
-        link, at = unsigned(RoundLink, path.read_bytes(), ""), path.stat().st_mtime
-        path.unlink()
-        key = keys.read(finished / f"{peer:03}" / "key.pem")
-        early = store / layout.of_peer(STEP, peer, "closed")
-        forged = link.model_copy(update={"peer": peer})
-        early.write_bytes(sign(forged, key, layout.link_bytes(PEERS)))
-        os.utime(early, (at - 100, at - 100))
+    (path,) = (store / layout.round_folder(STEP)).glob("*.closed")
+    peer = 1 - int(path.name[:3]) % 2  # another one's, which is before its turn
+    volunteering.sign_anew(finished, path, path.stat().st_mtime - 100, peer=peer)
+    path.unlink()
     assert followed(store, tmp_path) == STEP - 1
 
 
@@ -70,13 +64,8 @@ def test_link_that_names_another_before_it_has_nobody_read_messages_again(
 ):
     """It costs its signer nothing: it may come before its turn."""
     (path,) = (store / layout.round_folder(STEP)).glob("*.closed")
-    link = unsigned(RoundLink, path.read_bytes(), "")
-    peer = (link.peer + 1) % PEERS
-    said = link.model_copy(update={"peer": peer, "previous": "ee" * 32})
-    key = keys.read(finished / f"{peer:03}" / "key.pem")
-    other = store / layout.of_peer(STEP, peer, "closed")
-    other.write_bytes(sign(said, key, layout.link_bytes(PEERS)))
-    os.utime(other, (1000, 1000))
+    peer = (int(path.name[:3]) + 1) % PEERS
+    volunteering.sign_anew(finished, path, 1000, peer=peer, previous="ee" * 32)
     looks, look = [], FolderStore.look
 
     def counted(self, name, most):

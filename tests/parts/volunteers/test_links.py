@@ -53,8 +53,7 @@ def test_link_that_follows(shown):
     check(link(shown), shown)
 
 
-def test_link_may_leave_out_a_record_that_came_too_late_to_count():
-    assert (TERMS.counts(30), TERMS.counts(31)) == (True, False)
+def test_round_may_close_without_what_is_missing_once_it_is_too_late_to_count():
     assert (TERMS.is_over(39), TERMS.is_over(40)) == (False, True)
 
 

@@ -8,7 +8,9 @@ from pathlib import Path
 import tomlkit
 
 from parts.volunteers import keys
+from parts.volunteers.chain.links import RoundLink
 from parts.volunteers.lab import opening, signing
+from parts.volunteers.signed import sign, unsigned
 from parts.volunteers.store.schemes import open_store
 from pipeline import runfile
 from pipeline.stage import pins
@@ -135,6 +137,16 @@ def finish_with_a_lie(folder: Path) -> None:
     opened(folder, 3, config__total_steps=3, faults__schedule=[lie])
     started = [train(folder, f"{peer:03}") for peer in range(3)]
     assert ended(started) == [0] * 3, output(folder)
+
+
+def sign_anew(folder: Path, path: Path, at: float = 0.0, **changes: object) -> Path:
+    """Put a changed link of a run in `folder` in its peer's slot, at its time or `at` another."""
+    said = unsigned(RoundLink, path.read_bytes(), "").model_copy(update=changes)
+    key, at = keys.read(folder / f"{said.peer:03}" / "key.pem"), at or path.stat().st_mtime
+    slot = path.with_name(f"{said.peer:03}.closed")
+    slot.write_bytes(sign(said, key, path.stat().st_size))  # links have one length
+    os.utime(slot, (at, at))
+    return slot
 
 
 def transcript(folder: Path, name: str) -> Path:

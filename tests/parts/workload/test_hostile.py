@@ -7,6 +7,7 @@ import socket
 import sys
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -119,7 +120,7 @@ def test_worker_that_answers_with_an_error_goes_on(tmp_path, monkeypatch):
         reply(sock, request, {{"fine": True}})
     serve(answer)
     """
-    with start(tmp_path, fails) as worker:
+    with closing(start(tmp_path, fails)) as worker:
         with pytest.raises(WorkerError) as caught:
             worker.call("fails", {})
         line = one_line(caught, r"fails: ValueError: \x1b[31m...xxx", "worker.log")
@@ -129,7 +130,7 @@ def test_worker_that_answers_with_an_error_goes_on(tmp_path, monkeypatch):
 
 
 def test_request_that_is_no_json_is_not_sent(tmp_path):
-    with start(tmp_path, answering("reply(sock, request, {})")) as worker:
+    with closing(start(tmp_path, answering("reply(sock, request, {})"))) as worker:
         with pytest.raises(WorkerError) as caught:
             worker.call("gradient", {"x": float("nan")})
         one_line(caught, "gradient: its params are no JSON")
@@ -154,7 +155,7 @@ def test_hello_of_another_protocol_or_form_is_refused(tmp_path, hello, expected)
 
 def test_worker_says_what_decides_its_bits(tmp_path):
     body = "HELLO['environment'] = {'torch': '2.13', 'threads': 2, 'numpy': None}\nserve(None)"
-    with start(tmp_path, body) as worker:
+    with closing(start(tmp_path, body)) as worker:
         assert worker.hello.environment == {"torch": "2.13", "threads": "2", "numpy": "none"}
 
 
@@ -189,7 +190,7 @@ def test_a_stranger_that_connects_first_is_not_the_worker(tmp_path, monkeypatch)
         return listener
 
     monkeypatch.setattr(socket, "create_server", listening)
-    with start(tmp_path, answering("reply(sock, request, {'me': os.getpid()})")) as worker:
+    with closing(start(tmp_path, answering("reply(sock, request, {'me': os.getpid()})"))) as worker:
         assert worker.call("who", {}) == {"me": worker.group.child.pid}
     assert strangers[0].recv(1) == b""  # it was hung up on
     strangers[0].close()
@@ -204,7 +205,7 @@ def test_a_launcher_that_starts_the_worker_as_its_child_is_let_in(tmp_path):
     launcher.write_text(f'#!/bin/sh\nsetsid {sys.executable} "$@" &\nwait\n')
     launcher.chmod(0o755)
     body = answering("reply(sock, request, {'me': os.getpid()})")
-    with start(tmp_path, body, python=os.fspath(launcher)) as worker:
+    with closing(start(tmp_path, body, python=os.fspath(launcher))) as worker:
         pid = worker.call("who", {})["me"]
         assert pid != worker.group.child.pid
     assert gone(pid)
@@ -213,7 +214,7 @@ def test_a_launcher_that_starts_the_worker_as_its_child_is_let_in(tmp_path):
 def test_worker_that_floods_its_log_costs_a_bounded_file(tmp_path, monkeypatch):
     monkeypatch.setattr(child_group, "LOG_BYTES", 2**16)
     flood = "[os.write(1, b'a' * 99 + b'\\n') for _ in range(20000)]; reply(sock, request, {})"
-    with start(tmp_path, answering(flood)) as worker:
+    with closing(start(tmp_path, answering(flood))) as worker:
         assert worker.call("gradient", {}) == {}
     log = (tmp_path / "worker" / "worker.log").read_bytes()
     assert len(log) < 2**16 + 100

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -69,7 +70,7 @@ def test_lockstep_worker_serves_a_class_of_the_user(tmp_path, factory):
     command = fake_workers.command(tmp_path, "", module="lockstep_worker.worker", factory=factory)
     spec = {"kind": "tokens", "columns": ["inputs"], "length": 2}
     begin = {"rows": spec, "micro_batch": 1, "threads": 1, "state_dict_filter": {}, "seed": 7}
-    with WorkerProcess.start(command, tmp_path / "w") as worker:
+    with closing(WorkerProcess.start(command, tmp_path / "w")) as worker:
         begun = worker.call("begin", begin)
         assert begun["parameter_count"] == 3
         arrays = SharedArrays(tmp_path, 3, 8)
@@ -89,7 +90,7 @@ def test_worker_gets_its_folder_its_arguments_and_no_secret_of_ours(tmp_path, mo
     monkeypatch.setenv("LOCKSTEP_X", "hidden")
     monkeypatch.setenv("PYTHONPATH", "/hidden")
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    with start(tmp_path, SAYS_ENVIRONMENT, env={"MINE": "1"}) as worker:
+    with closing(start(tmp_path, SAYS_ENVIRONMENT, env={"MINE": "1"})) as worker:
         said = worker.call("say", {})
     given = said["env"]
     assert not [name for name, value in given.items() if "hidden" in value]
