@@ -114,7 +114,7 @@ def run_before(setup: Setup, onlooker: Onlooker | None) -> StoredRun:
     if volunteer is not None:
         _test(setup, document, store.address)
     if volunteer is not None and isinstance(store, WebStore) and store.endpoint.hides:
-        reader = AddressReader.of(volunteer.peer, volunteer.key.public_key(), sha256, document)
+        reader = AddressReader(volunteer.peer, volunteer.key.public_key(), sha256, document)
         store = open_addressed(store.address, reader, volunteer.key, lab, run.runtime)
         admissions = Admissions(store, sha256, lab, document.slots)
     admissions.objects[layout.RUN] = stored

@@ -99,7 +99,7 @@ def sign_run(store: Store, lab: PrivateKey, hours: float, peers: Collection[int]
     admissions.read()
     holders = ((peer, admissions.newest(peer)) for peer in range(document.slots))
     readers = [
-        AddressReader.of(peer, key, run, document)
+        AddressReader(peer, key, run, document)
         for peer, key in holders
         if key is not None and peer in (peers or range(document.slots))
     ]
@@ -134,7 +134,7 @@ def sign_ahead(
     numbers = {r.peer: iter(range(count_files(store, r, public), MOST_FILES)) for r in readers}
     for first in range(steps.start, steps.stop, SPAN):
         rounds = range(first, min(first + SPAN, steps.stop))
-        common = sign([ask for step in rounds for ask in lists(readers[0].slots, step)])
+        common = sign([ask for step in rounds for ask in lists(readers[0].document.slots, step)])
         common |= sign([StoreRequest("LIST", layout.ADMISSIONS)])
         for reader in readers:
             own = sign([ask for step in rounds for ask in own_puts(reader, step)])

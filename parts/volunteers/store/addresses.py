@@ -65,43 +65,37 @@ class SignedAddresses(Body):
 
 
 class AddressReader(NamedTuple):
-    """Whose addresses they are, and what of the run they depend on."""
+    """Whose addresses they are, and in which run."""
 
     peer: int  #: The slot.
     key: PublicKey  #: Who has it.
     run: str  #: SHA-256 of run.json.
-    slots: int  #: How many the run has.
-    payload_bytes: int  #: The one length of a payload.
-    own_bytes: int = 0  #: The one length of what a peer owns, as a file.
-    snapshots: Snapshots | None = None  #: Of the run, after which it may be drawn for an audit.
-    state_bytes: int = 0  #: The one length of what all agree on; 0 if states are not put.
+    document: RunDocument  #: What the lab signed of the run.
 
-    @classmethod
-    def of(cls, peer: int, key: PublicKey, run: str, document: RunDocument) -> "AddressReader":
-        """Return a peer's reader, by what the lab signed of a run."""
-        last, witness = document.run["config"]["total_steps"], document.run["witness"]
-        snapshots = Snapshots(0, last, witness["snapshot_every"], witness["keep_every"])
-        sizes = document.slots, document.payload_bytes, document.own_bytes
-        return cls(peer, key, run, *sizes, snapshots, document.state_bytes)
+    @property
+    def snapshots(self) -> Snapshots:
+        """After which rounds it may be drawn for an audit, and states are put."""
+        last, witness = self.document.run["config"]["total_steps"], self.document.run["witness"]
+        return Snapshots(0, last, witness["snapshot_every"], witness["keep_every"])
 
 
 def own_puts(reader: AddressReader, step: int) -> Iterator[StoreRequest]:
     """Yield what a peer alone may put in a round, each with its one length."""
-    yield StoreRequest("PUT", layout.of_peer(step, reader.peer, "payload"), reader.payload_bytes)
+    document, snapshots = reader.document, reader.snapshots
+    payload = layout.of_peer(step, reader.peer, "payload")
+    yield StoreRequest("PUT", payload, document.payload_bytes)
     for what in ("record", "join", "leave", "closed", "asked"):
-        length = layout.signed_bytes(what, reader.slots)
+        length = layout.signed_bytes(what, document.slots)
         yield StoreRequest("PUT", layout.of_peer(step, reader.peer, what), length)
-    if reader.snapshots is None:
-        return
-    if reader.snapshots.keeps(step):
+    if snapshots.keeps(step):
         folder = layout.own_folder(step, reader.peer)
-        for name, length in chunks.lengths(folder, reader.own_bytes).items():
+        for name, length in chunks.lengths(folder, document.own_bytes).items():
             yield StoreRequest("PUT", name, length)
         shown = layout.of_peer(step, reader.peer, "shown")
         yield StoreRequest("PUT", shown, layout.SHOWN_BYTES)
-    if reader.state_bytes and step % reader.snapshots.every == 0:
+    if document.state_bytes and step % snapshots.every == 0:
         folder = layout.state_folder(step, reader.peer)
-        for name, length in chunks.lengths(folder, reader.state_bytes).items():
+        for name, length in chunks.lengths(folder, document.state_bytes).items():
             yield StoreRequest("PUT", name, length)
 
 

@@ -3,10 +3,13 @@
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from uuid import uuid4
 
 import pytest
 
+from parts.volunteers.keys import PrivateKey
+from parts.volunteers.store.addresses import AddressReader
 from parts.volunteers.store.schemes import open_store
 from parts.volunteers.store.verbs import Store
 from pipeline.net import fsspec_files
@@ -17,6 +20,19 @@ from tests.servers.s3_store import running_store
 
 SOON = NetSettings(attempts=3, stall_seconds=0.5)  # gives up soon
 BUCKET, RUN = "ours", "a run"
+
+
+OF_RUN = {
+    "config": {"total_steps": 90},
+    "witness": {"snapshot_every": 3, "keep_every": 1},
+}
+
+
+def reader(key: PrivateKey, **changes: object) -> AddressReader:
+    """Who has slot 7 of a run of 16."""
+    given = {"slots": 16, "payload_bytes": 5000, "own_bytes": 0, "state_bytes": 0, "run": OF_RUN}
+    document = SimpleNamespace(**given | changes)
+    return AddressReader(7, key.public_key(), "ab" * 32, document)
 
 
 @contextmanager

@@ -13,26 +13,21 @@ from types import SimpleNamespace
 import pytest
 
 from lockstep.errors import LockstepError
-from lockstep.transcript.windows import Snapshots
 from parts.volunteers import keys, layout, signed
 from parts.volunteers.lab.signing import sign_ahead
 from parts.volunteers.store import addresses, chunks, sealed
-from parts.volunteers.store.addresses import (
-    AddressReader,
-    SignedAddresses,
-    open_addressed,
-)
+from parts.volunteers.store.addresses import SignedAddresses, open_addressed
 from parts.volunteers.store.patient import PatientStore, Waits
 from parts.volunteers.store.schemes import open_store
 from parts.volunteers.store.verbs import AwaitedError, MissedError
 from parts.volunteers.store.web_store import StoreRequest
 from pipeline.net import fsspec_files
 from tests import tiny
-from tests.parts.volunteers.stores import BUCKET, RUN, SOON
+from tests.parts.volunteers.stores import BUCKET, RUN, SOON, reader
 from tests.servers import s3 as s3_server
 
 LAB, KEY, OTHER = (keys.PrivateKey.generate() for _ in range(3))
-READER = AddressReader(7, KEY.public_key(), "ab" * 32, 16, 5000)
+READER = reader(KEY)
 HOUR = 3600
 STEP = 70  # of the rounds that are signed, 64 to 79
 STEPS = range(64, 80)
@@ -135,12 +130,12 @@ def test_what_is_not_there_is_none_though_the_store_hides_it(volunteer, bucket):
 
 
 def test_a_round_of_256_peers_is_listed_in_two_pages(bucket, lab):
-    reader = READER._replace(slots=256)
-    sign_ahead(lab, [reader], STEPS, HOUR, LAB)
+    of_many = reader(KEY, slots=256)
+    sign_ahead(lab, [of_many], STEPS, HOUR, LAB)
     for peer in range(256):
         for what in layout.KINDS:
             bucket.put(f"{RUN}/{layout.of_peer(64, peer, what)}", b"x")
-    store = without_credentials(bucket, reader)
+    store = without_credentials(bucket, of_many)
     store.names(layout.ADMISSIONS)
     before = len(bucket.seen)
     assert len(store.names(layout.round_folder(64))) == len(layout.KINDS) * 256
@@ -386,8 +381,8 @@ def test_only_a_store_that_signs_is_signed_for(lab, tmp_path):
 def test_a_file_is_small_enough_with_the_longest_credentials(lab, bucket, monkeypatch):
     monkeypatch.setenv("AWS_SESSION_TOKEN", "t/" * 500)
     fsspec_files.file_system.cache_clear()
-    store, reader = open_store(f"s3://{BUCKET}/{RUN}", SOON), READER._replace(slots=256)
-    (name,) = sign_ahead(store, [reader], range(16), HOUR, LAB)
+    store = open_store(f"s3://{BUCKET}/{RUN}", SOON)
+    (name,) = sign_ahead(store, [reader(KEY, slots=256)], range(16), HOUR, LAB)
     assert len(store.look(name, 2**21).content) < 200_000
 
 
@@ -395,9 +390,9 @@ def test_it_puts_what_it_owns_and_the_state_after_some_rounds_in_their_chunks_an
     lab, bucket, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(chunks, "CHUNK_BYTES", 512)
-    reader = READER._replace(own_bytes=1200, state_bytes=1300, snapshots=Snapshots(0, 90, 3))
-    sign_ahead(lab, [reader], STEPS, HOUR, LAB)
-    store, path = without_credentials(bucket, reader), tmp_path / "state"
+    with_states = reader(KEY, own_bytes=1200, state_bytes=1300)
+    sign_ahead(lab, [with_states], STEPS, HOUR, LAB)
+    store, path = without_credentials(bucket, with_states), tmp_path / "state"
     for of, size in ((layout.own_folder, 1200), (layout.state_folder, 1300)):
         path.write_bytes(bytes(size))
         chunks.put(store, folder := of(69, 7), path)

@@ -8,16 +8,16 @@ import pytest
 from lockstep.errors import LockstepError
 from parts.volunteers import keys, layout
 from parts.volunteers.lab.signing import sign_ahead
-from parts.volunteers.store.addresses import AddressReader, open_addressed
+from parts.volunteers.store.addresses import open_addressed
 from parts.volunteers.store.probe import probe
 from parts.volunteers.store.web_store import StoreRequest
 from pipeline.net import fsspec_files
 from pipeline.stage.keys import PROJECT
-from tests.parts.volunteers.stores import BUCKET, SOON, opened
+from tests.parts.volunteers.stores import BUCKET, SOON, opened, reader
 
 pytestmark = pytest.mark.soak
 LAB, KEY = keys.PrivateKey.generate(), keys.PrivateKey.generate()
-READER = AddressReader(7, KEY.public_key(), "ab" * 32, 16, 100_000)
+READER = reader(KEY, payload_bytes=100_000)
 NAME, LENGTH = layout.of_peer(70, 7, "record"), layout.RECORD_BYTES
 PAGE = PROJECT / "docs" / "how-to" / "volunteer.md"
 

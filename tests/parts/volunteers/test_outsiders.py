@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from parts.volunteers import layout
+from parts.volunteers.chain.statements import read_run
 from parts.volunteers.store import addresses
 from parts.volunteers.store.schemes import open_store
 from tests.parts.volunteers import volunteering
@@ -19,8 +19,8 @@ def test_bytes_that_nobody_signed_hold_no_round_up(tmp_path):
     address = volunteering.opened(
         tmp_path, PEERS, config__init_min_clients=2, config__total_steps=LAST
     )
-    store, length = open_store(address), layout.link_bytes(PEERS)
-    reader = addresses.AddressReader(2, None, "", PEERS, length)
+    store = open_store(address)
+    reader = addresses.AddressReader(2, None, "", read_run(store)[0])
     for step in range(1, LAST + 1):  # all that peer 2 has addresses for
         for ask in addresses.own_puts(reader, step):
             assert store.create(ask.name, b"x" * ask.size)
