@@ -65,6 +65,7 @@ def run_of(chosen: argparse.Namespace, optimizer: str) -> runfile.Run:
     document = read_toml(PROJECT / RUN_FILE)
     llm = document["model"]["LLM"]
     llm |= {"architecture": "HfAuto", "checkpoint": "Ephemeral", "max_seq_len": chosen.length}
+    del llm["optimizer"]["Distro"]["step_scale"]  # of groups that this model has not
     if optimizer == "DiLoCo":
         steps = {"inner_steps": chosen.local_steps, "inner": {"AdamW": ADAMW}}
         llm["optimizer"] = {"DiLoCo": {**steps, **OUTER}}

@@ -124,7 +124,9 @@ def run_document(data: Path | str, **changes: object) -> tomlkit.TOMLDocument:
     llm["checkpoint"] = {"Init": {"seed": 0, "config": MODEL | {"num_hidden_layers": 1}}}
     llm["data_location"] = {"Local": str(data)}
     document["pins"]["data"] = ""
+    llm["lr_schedule"]["Cosine"] |= {"base_lr": 2e-3, "final_lr": 2e-4}
     optimizer = llm["optimizer"]["Distro"]
+    del optimizer["step_scale"]  # of groups that not every test's model has
     optimizer["compression_chunk"], optimizer["compression_topk"] = 8, 4
     document["config"] |= {
         "min_clients": 2,

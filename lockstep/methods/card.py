@@ -206,15 +206,22 @@ class Card(NamedTuple):
         """Local steps of a round."""
         return self.settings.get("inner_steps", 1) // self.settings.get("fragments", 1)
 
-    def rate_for(self, params: int) -> StatedRate:
-        """Return the rate stated for the size that is nearest, by ratio."""
+    @property
+    def step_scale(self) -> dict[str, float]:
+        """Its step-size factors by group."""
+        return self.settings.get("step_scale", {})
+
+    def rate_for(self, params: int | None) -> StatedRate:
+        """Return the rate stated for the size that is nearest, by ratio; the first one for None."""
+        if params is None:
+            return self.rates[0]
         return min(self.rates, key=lambda rate: abs(math.log(rate.params / params)))
 
     def for_groups(self, groups: Collection[str]) -> "Card":
         """Return the card without step sizes of groups that the model lacks, such as a head."""
-        if "step_scale" not in self.settings:
+        if not self.step_scale:
             return self
-        scale = {name: x for name, x in self.settings["step_scale"].items() if name in groups}
+        scale = {name: x for name, x in self.step_scale.items() if name in groups}
         return self._replace(settings=self.settings | {"step_scale": scale})
 
 

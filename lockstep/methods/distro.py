@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from lockstep.methods.card import ByGroup, Card, OptimizerVariant, Setting, StatedRate, stated
+from lockstep.methods.card import (
+    MEASURED,
+    ByGroup,
+    Card,
+    OptimizerVariant,
+    Setting,
+    StatedRate,
+    stated,
+)
 from lockstep.methods.dense import LARGER_STEPS, STEP_SCALE
 from lockstep.tables.table import U16, Decay, Fraction, NotNegative
 
@@ -106,17 +114,17 @@ class OptimizerAdaDistro(Compressing):
         return ada_distro(momentum, self.second_moment_decay, setting.overlap)
 
 
-_RUN, _ADA_DISTRO = "params/run.toml", "params/ada-distro.toml"
+_ADA_DISTRO = "params/ada-distro.toml"
 _BLOCKS = {"compression_chunk": 64, "compression_topk": 32}
 _DISTRO = _BLOCKS | {"clip_grad_norm": 1.0, "compression_decay": 0.999}
 _FINEWEB = StatedRate(20_000_000, 4e-4, "params/fineweb-edu.toml")
 _LARGE = StatedRate(1_200_000_000, 4e-4, "params/paper/distro-1.2b.toml")
-_RATES = stated(_RUN, 2e-3, _FINEWEB, _LARGE)
+_RATES = stated(MEASURED, 2e-3, _FINEWEB, _LARGE)  # of one step size; params/run.toml has others
 _BY_GROUP = {"update": "orthogonal", "step_scale": STEP_SCALE}
 _NORMALIZED = {"compression_decay": 0.95, "second_moment_decay": 0.95}
 CARDS = (
-    Card("distro", OptimizerDistro, _DISTRO | {"quantize_1bit": True}, _RUN, _RATES),
-    Card("demo", OptimizerDistro, _DISTRO | {"quantize_1bit": False}, _RUN, _RATES),
+    Card("distro", OptimizerDistro, _DISTRO | {"quantize_1bit": True}, MEASURED, _RATES),
+    Card("demo", OptimizerDistro, _DISTRO | {"quantize_1bit": False}, MEASURED, _RATES),
     Card(
         "ada-distro",
         OptimizerAdaDistro,

@@ -5,7 +5,7 @@ from typing import Any
 
 from lockstep.errors import LockstepError
 from lockstep.methods import CARDS
-from lockstep.methods.card import Card, StatedRate
+from lockstep.methods.card import Card
 from pipeline.runfile.run import Run, parse
 
 Reasons = dict[str, str]
@@ -182,12 +182,14 @@ def _optimizer(document: dict[str, Any], base: Run, card: Card, params: int | No
     _schedule(document, document["config"]["total_steps"] / base.config.total_steps)
     key = f"model.LLM.lr_schedule.{kind}"
     reasons[f"{key}.warmup_steps"] = "as long by tokens, as the rest of the schedule"
-    if card.tag == before or not schedule["base_lr"]:
+    scale = getattr(base.llm.optimizer, "step_scale", {})  # with another one a rate says nothing
+    base_card = next((c for c in CARDS.values() if (c.tag, c.step_scale) == (before, scale)), None)
+    if (card.tag == before and base_card) or not schedule["base_lr"]:
         return reasons
-    stated, whose = _stated(card, params), f"by {card.file}"
+    stated, whose = card.rate_for(params), f"by {card.file}"
     rate = stated.rate
-    if base_card := next((c for c in CARDS.values() if c.tag == before), None):
-        rate = short(schedule["base_lr"] * rate / _stated(base_card, params).rate)
+    if base_card:
+        rate = short(schedule["base_lr"] * rate / base_card.rate_for(params).rate)
         whose = f"by {stated.file} over that of {before}, times the base's"
     at_rate(document, rate)
     reasons[f"{key}.base_lr"] = (
@@ -195,10 +197,6 @@ def _optimizer(document: dict[str, Any], base: Run, card: Card, params: int | No
         "twice; the other rates in proportion"
     )
     return reasons
-
-
-def _stated(card: Card, params: int | None) -> StatedRate:
-    return card.rates[0] if params is None else card.rate_for(params)
 
 
 def _schedule(document: dict[str, Any], share: float) -> None:

@@ -172,7 +172,7 @@ def test_every_image_says_in_words_what_it_shows(accepted, unmeasured):
     assert len(alts) == len(PNGS)
     for words in (
         *("held-out loss from 8.32 to 5.8", "sent 34.0 kB"),
-        "learning rate by step, 0.0001 at first, at most 0.002, 0.0002 at the end.",
+        "learning rate by step, 0.0008 at first, at most 0.016, 0.0016 at the end.",
     ):
         assert any(words in alt for alt in alts), words
     page = page_of(unmeasured)

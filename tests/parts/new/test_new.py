@@ -542,8 +542,7 @@ def test_stated_rates_and_tables_are_those_of_the_files_that_are_named(name):
             assert schedule["Cosine"]["base_lr"] == rate.rate
     if card.file.endswith(".toml"):
         ready = read_run_file(PROJECT / card.file)["model"]["LLM"]["optimizer"]
-        signs = {} if name != "demo" else {"quantize_1bit": True}  # of the ready run
-        assert ready == {card.tag: card.settings | signs}
+        assert ready == {card.tag: card.settings}
 
 
 def test_help_lists_the_optimizers_and_bounds_of_the_library():
