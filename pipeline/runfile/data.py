@@ -15,6 +15,7 @@ from lockstep.tables.table import (
     URL_BYTES,
     AsTuple,
     Count,
+    Distinct,
     Name,
     NoPassword,
     Table,
@@ -210,6 +211,8 @@ class TokenizedText(Data):
 class DataCorpus(TokenizedText):
     """The source of packages that constraints.txt pins, tokenized by the stage download."""
 
+    packages: Annotated[tuple[Name, ...], Field(min_length=1), Distinct, AsTuple] | None = None
+    """Names of the packages, as on PyPI; by default eight of the extra engines, 12 MB."""
     held_out_percent: HeldOutPercent
     """Percentage of the bytes that no peer trains on, for measurements, above 0 and below 100; in
     whole packages with most_seen_percent, in whole files without."""

@@ -75,7 +75,8 @@ ANSWERS: tuple[AnswerRow, ...] = (
     ("model.LLM.data_location.Http.location.*", "url url_template", HTTPS),
     ("model.LLM.data_location.Http.location.*", "start_index n_left_pad_zeros num_files", FREE),
     ("model.LLM.data_location.*shuffle*", "DontShuffle Seeded seed", FREE),
-    ("model.LLM.data_location.*", "address path url", SAID),
+    # installed packages may be the reader's own: weights would tell of their source
+    ("model.LLM.data_location.*", "address path url packages", SAID),
     (
         "model.LLM.data_location.*",
         "token_size_in_bytes held_out_percent most_seen_percent vocab_size tokenizer_revision "

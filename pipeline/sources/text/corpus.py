@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 from lockstep.errors import LockstepError
 from lockstep.files import sha256_file
-from pipeline import extras
 from pipeline.runfile.data import DataCorpus
 from pipeline.sources.provider import (
     HELD_OUT,
@@ -69,14 +68,14 @@ def survey(location: DataCorpus, options: FetchOptions) -> Survey:
         for file in chosen
     )
     text_bytes = sum(file.size for file in splits[TRAIN])
-    return Survey(_describe(), files, train_files, text_bytes=text_bytes)
+    return Survey(_describe(location.packages), files, train_files, text_bytes=text_bytes)
 
 
 def source_sha256(location: DataCorpus, options: FetchOptions) -> str | None:
     """Return the SHA-256 of the text, if `fetch` would read all of it and nothing else."""
     if options.limit is not None or location.tokenizer is not None:
         return None
-    return listing_sha256((file.name, sha256_file(file.path)) for file in find())
+    return listing_sha256((file.name, sha256_file(file.path)) for file in find(location.packages))
 
 
 def fetch(location: DataCorpus, folder: Path, options: FetchOptions) -> Fetched:
@@ -102,7 +101,7 @@ class _PackageText(DocumentReader):
         options: FetchOptions,
     ):
         super().__init__({split: most_tokens(options.limit, split) for split in splits})
-        self.read, self.percent = _describe(), location.held_out_percent
+        self.read, self.percent = _describe(location.packages), location.held_out_percent
         self.opened: dict[SourceFile, str] = {}
         self._splits, self._options = splits, options
         packages = [file.package for file in splits[HELD_OUT]]
@@ -141,16 +140,16 @@ class _PackageText(DocumentReader):
 # ---- Which files ----
 
 
-def find() -> list[SourceFile]:
-    """Return the sources of the packages, by name."""
-    return sorted(file for name in PACKAGES for file in _sources(name))
+def find(packages: tuple[str, ...] | None = None) -> list[SourceFile]:
+    """Return the sources of packages, by default of `PACKAGES`, by name."""
+    return sorted(file for name in packages or PACKAGES for file in _sources(name))
 
 
 def _choose(
     location: DataCorpus, options: FetchOptions
 ) -> tuple[dict[Split, list[SourceFile]], int]:
     """Return the files that a run reads, by split, and the number of all train files."""
-    files, percent = find(), location.held_out_percent
+    files, percent = find(location.packages), location.held_out_percent
     by_file = location.most_seen_percent is None
     whole = [file.name if by_file else file.package for file in files]  # what is held out whole
     sizes: Counter[str] = Counter()
@@ -188,9 +187,9 @@ def held_out_of(sizes: Mapping[str, int], held_out_percent: float) -> list[str]:
     return held_out
 
 
-def _describe() -> str:
+def _describe(packages: tuple[str, ...] | None) -> str:
     """Return the names and versions of the packages."""
-    versions = [f"{name} {_distribution(name).version}" for name in PACKAGES]
+    versions = [f"{name} {_distribution(name).version}" for name in packages or PACKAGES]
     return f"the source of {', '.join(versions)}"
 
 
@@ -200,7 +199,8 @@ def _distribution(package: str) -> metadata.Distribution:
     except metadata.PackageNotFoundError as error:
         raise LockstepError(
             f"{package}: not installed, expected it, since its source is a part of the corpus: "
-            f"{extras.install('engines')}; or other data than model.LLM.data_location.Corpus"
+            f"pip install -c constraints.txt {package}; or other data than "
+            "model.LLM.data_location.Corpus"
         ) from error
 
 

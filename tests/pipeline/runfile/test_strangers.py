@@ -42,7 +42,7 @@ ANSWERED = {
                 "WeightedHttp",
                 "WeightedHttp.url",
             ),
-            *("Url", "Url.url"),
+            *("Url", "Url.url", "Corpus.packages"),
         )
     },
     **{

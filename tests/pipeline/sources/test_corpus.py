@@ -36,7 +36,7 @@ def root(tmp_path, monkeypatch) -> Path:
         lines = [f"def {letter}{n}(value, other):\n    return value + {n}\n" for n in range(9)]
         files[f"{'low' if letter < 'h' else 'high'}/{letter}.py"] = "".join(lines).encode()
     folder = put(tmp_path / "sources", files)
-    monkeypatch.setattr(corpus, "find", lambda: sources_in(folder))
+    monkeypatch.setattr(corpus, "find", lambda packages: sources_in(folder))
     return folder
 
 
@@ -186,6 +186,18 @@ def test_files_of_an_older_run_file_are_refused_with_what_to_write():
     assert DataCorpus(shuffle=ShuffleDontShuffle(), **location).vocab_size == 300
 
 
+def test_other_packages_take_the_place_of_the_default_ones(tmp_path):
+    location = {"vocab_size": 300, "held_out_percent": 10.0, "packages": ("jinja2", "urllib3")}
+    given = DataCorpus(shuffle=ShuffleDontShuffle(), **location)
+    survey = corpus.survey(given, options(tmp_path / "store"))
+    assert {file.name.partition("/")[0] for file in survey.files} == {"jinja2", "urllib3"}
+    assert f"urllib3 {metadata.version('urllib3')}" in survey.read and "dvc" not in survey.read
+    missing = given.model_copy(update={"packages": ("jinja2", "no-such-thing")})
+    assert refusal(corpus.survey, missing, options(tmp_path / "store")).startswith(
+        "no-such-thing: not inst"
+    )
+
+
 def test_the_packages_are_pinned_and_the_same_on_every_python():
     pinned = (PROJECT / "constraints.txt").read_text().lower().split()
     other = (PROJECT / "constraints-gpu.txt").read_text()
@@ -198,10 +210,12 @@ def test_the_packages_are_pinned_and_the_same_on_every_python():
     assert not [name for name in names if {"test", "tests"}.intersection(Path(name).parts)]
 
 
-def test_the_default_run_pins_the_packages():
-    contents = [(file.name, sha256_file(file.path)) for file in corpus.find()]
-    pin = runfile.load(PROJECT / RUN_FILE).pins.data
-    assert listing_sha256(contents) == pin, (
+@pytest.mark.parametrize("file", [RUN_FILE, "params/small.toml"])
+def test_ready_runs_pin_their_packages(file):
+    run = runfile.load(PROJECT / file)
+    found = corpus.find(run.llm.data_location.packages)
+    contents = [(file.name, sha256_file(file.path)) for file in found]
+    assert listing_sha256(contents) == run.pins.data, (
         "constraints.txt has changed: set the new pins in params/"
     )
 
