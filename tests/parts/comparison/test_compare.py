@@ -45,11 +45,12 @@ RESULTS = plan_file.result_path("any").parent
 def test_every_training_of_a_ready_comparison_is_a_run_of_the_same_tokens(file):
     """But for what a whole number of rounds leaves; each with the seed and rate it is named for."""
     compare = compare_file.load(PROJECT / "params" / file)
+    base = runfile.load(PROJECT / compare.base)
     alike = {one[:1] + (one.trial is None,) + one[2:]: one for one in trainings(compare)}
     for one in alike.values():  # trainings of a search begin as one
         method = compare.methods[one.method]
         found = Decided(method.search, 2.2 if one.failure != "none" else None)
-        run = runfile.parse(document(compare, BASE, one, found), one.label)
+        run = runfile.parse(document(compare, base, one, found), one.label)
         if one.failure != "none":
             assert run.config.max_round_train_time == 5  # twice as long, in whole seconds
             if method.grace is not None:
@@ -65,7 +66,7 @@ def test_every_training_of_a_ready_comparison_is_a_run_of_the_same_tokens(file):
         assert run.llm.lr_schedule.base_lr == method.search["rate"]
         assert (run.llm.checkpoint.seed, run.peers.seed) == (one.seed, one.seed)
         assert run.llm.data_location.shuffle.seed[0] == one.seed
-        peers = BASE.peers.model_dump() | compare.peers | method.peers | {"seed": one.seed}
+        peers = base.peers.model_dump() | compare.peers | method.peers | {"seed": one.seed}
         assert run.peers == Peers.model_validate(peers)
         assert run.config.init_min_clients == run.peers.count
 
