@@ -212,10 +212,8 @@ class Card(NamedTuple):
         return self.settings.get("step_scale", {})
 
     def rate_for(self, params: int | None) -> StatedRate:
-        """Return the rate stated for the size that is nearest, by ratio; the first one for None."""
-        if params is None:
-            return self.rates[0]
-        return min(self.rates, key=lambda rate: abs(math.log(rate.params / params)))
+        """Return the rate stated for the size that is nearest, by ratio; None is the smallest."""
+        return min(self.rates, key=lambda rate: abs(math.log(rate.params / (params or SMALL))))
 
     def for_groups(self, groups: Collection[str]) -> "Card":
         """Return the card without step sizes of groups that the model lacks, such as a head."""

@@ -8,16 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from lockstep.methods.card import (
-    MEASURED,
-    ByGroup,
-    Card,
-    OptimizerVariant,
-    Setting,
-    StatedRate,
-    stated,
-)
-from lockstep.methods.dense import LARGER_STEPS, STEP_SCALE
+from lockstep.methods.card import ByGroup, Card, OptimizerVariant, Setting, StatedRate, stated
+from lockstep.methods.dense import LARGER_STEPS, MEASURED, STEP_SCALE
 from lockstep.tables.table import U16, Decay, Fraction, NotNegative
 
 if TYPE_CHECKING:

@@ -2,14 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from lockstep.optim import expect
-from lockstep.optim.optimizer import KeyPath, group_of, scaled
+from lockstep.optim.optimizer import KeyPath, group_of
 
 UNIT = 2.0**24  # the unit of `Sized.length`: a norm of many large numbers exceeds float32
 
@@ -117,10 +116,6 @@ class StepDirection:
         """Return the direction of the parameter at `path`, of the decoded mean x."""
         matrices = group_of(path) in self.stacked and x.ndim > 2
         return orthogonal(x) if matrices and self.update == "orthogonal" else jnp.sign(x)
-
-    def scaled(self, path: KeyPath, step: Any) -> Any:
-        """Return a step of the parameter at `path`, times the factor of its group."""
-        return scaled(self.scale, path, step)
 
     @property
     def dtype(self) -> type:

@@ -17,14 +17,7 @@ from lockstep.optim.compressed.compressor import (
     coefficients_of,
 )
 from lockstep.optim.directions import StepDirection, near_one
-from lockstep.optim.optimizer import (
-    KeyPath,
-    Optimizer,
-    RoundPeers,
-    Tree,
-    clip_scale,
-    rate,
-)
+from lockstep.optim.optimizer import KeyPath, Optimizer, RoundPeers, Tree, clip_scale, rate, scaled
 from lockstep.optim.transform import Exchange, as_transform
 
 
@@ -104,21 +97,18 @@ class CompressedMomentum:
         """Return the params after a step in which all peers' deltas equal this one."""
 
         def stepped(path: KeyPath, theta: jax.Array, delta: jax.Array) -> Any:
-            lr = self.direction.scaled(path, self.rate(step - 1))
+            lr = scaled(self.direction.scale, path, self.rate(step - 1))
             return theta - lr * self.direction(path, self.compressor.decode(path, delta))
 
         return jax.tree.map_with_path(stepped, params, delta)
 
-    def decay(self, step: jax.Array) -> Any:
-        """Return the share of a weight that is removed in a step, where its group has scale 1."""
-        return self.rate(step) * self.weight_decay
-
-    def updates(self, params: Tree, directions: Tree, decay: Any, step: jax.Array) -> Tree:
-        """Return -scale[group] * (lr(step) * direction + decay * theta)."""
+    def updates(self, params: Tree, directions: Tree, step: jax.Array, lr_step: jax.Array) -> Tree:
+        """Return -scale[group] * (lr(lr_step) * direction + lr(step) * weight_decay * theta)."""
+        rates = self.rate(lr_step), self.rate(step) * self.weight_decay
 
         def update(path: KeyPath, theta: jax.Array, d: jax.Array) -> Any:
-            lr, share = (self.direction.scaled(path, x) for x in (self.rate(step), decay))
-            return -(lr * d + share * theta)
+            lr, decay = (scaled(self.direction.scale, path, x) for x in rates)
+            return -(lr * d + decay * theta)
 
         return jax.tree.map_with_path(update, params, directions)
 
@@ -174,9 +164,8 @@ def distro(momentum: CompressedMomentum, overlap: int = 0) -> Optimizer:
     def receive(
         messages: Tree, peers: RoundPeers, params: Tree, shared: Tree, step: jax.Array
     ) -> tuple[Tree, Tree]:
-        decay = momentum.decay(step)
         directions = momentum.directions(params, messages, peers.weight > 0)
-        return momentum.updates(params, directions, decay, step), shared
+        return momentum.updates(params, directions, step, step), shared
 
     areas = momentum.compressor.areas
     return Optimizer(init, accumulate, send, receive, areas)
@@ -242,11 +231,10 @@ def _overlapped(momentum: CompressedMomentum, overlap: int) -> Optimizer:
     def receive(
         messages: Tree, peers: RoundPeers, params: Tree, shared: Tree, step: jax.Array
     ) -> tuple[Tree, Tree]:
-        decay = momentum.decay(step)
         directions = momentum.directions(params, messages, peers.weight > 0)
         waiting = jax.tree.map(lambda d: d.astype(momentum.direction.dtype), directions)
         lr_step = step + (overlap == 2)
-        return momentum.updates(params, shared.direction, decay, lr_step), WaitingDirection(waiting)
+        return momentum.updates(params, shared.direction, step, lr_step), WaitingDirection(waiting)
 
     areas = momentum.compressor.areas
     return Optimizer(init, accumulate, send, receive, areas, lookahead, delay=1)
