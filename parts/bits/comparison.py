@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from lockstep.errors import LockstepError
 from parts.bits.record import BitsRecord
 
-SAME = ("key", "of", "round", "peer", "inputs")
+SAME = ("key", "of", "round", "peer")
 
 
 def first_difference(one: BitsRecord, other: BitsRecord) -> int | None:
@@ -16,6 +16,8 @@ def first_difference(one: BitsRecord, other: BitsRecord) -> int | None:
     """
     for name in SAME:
         _check_same(name, getattr(one, name), getattr(other, name))
+    for name in sorted(one.inputs.keys() | other.inputs.keys()):
+        _check_same(f"inputs.{name}", *(record.inputs.get(name) for record in (one, other)))
     pairs = zip(one.operations, other.operations, strict=False)
     for number, (mine, theirs) in enumerate(pairs):
         _check_same(f"operations[{number}]", mine[:2], theirs[:2])

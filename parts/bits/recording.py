@@ -1,6 +1,6 @@
 """A part of a round taken by its operations, from the state that a transcript gives."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from copy import copy
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -25,8 +25,16 @@ from pipeline.start.begin import Setup
 from pipeline.weights import hf
 from pipeline.weights.fresh import fresh_params
 
+ANYWHERE = {"layout", "threads"}  # keys of [peers] that change no bit of a run by rules
 STEP = ("params", "own", "shared", "rows", "count", "step")
 MERGE = ("messages", "peers", "params", "shared", "step")
+
+
+def key_of(setup: Setup, tables: Set[str]) -> Hash:
+    """Return the hash of tables of a run file without what changes no bit, and of the model."""
+    run = setup.run.model_dump(mode="json", include={*tables})
+    run["peers"] = {key: value for key, value in run["peers"].items() if key not in ANYWHERE}
+    return digest({"run": run, "model": setup.model})
 
 
 class _RecordedError(Exception):
@@ -66,11 +74,10 @@ class Recording:
 
     def _written(self) -> BitsRecord:
         setup, recorder = self.setup, self.recorder
-        tables = setup.run.model_dump(mode="json", include=TABLES)
         here = devices.describe()
         names = ("device_kind", "instruction_set", "threads", "xla_flags", "jaxlib")
         return BitsRecord(
-            key=digest({"run": tables, "model": setup.model}),
+            key=key_of(setup, TABLES),
             of=self.of,
             round=self.step,
             peer=self.peer,

@@ -19,10 +19,9 @@ from lockstep.tables.explain import validate_json
 from lockstep.tables.table import Table
 from lockstep.transcript.entry import TABLES, Entry
 from lockstep.transcript.observer import Observer
-from pipeline.stage.keys import digest
+from parts.bits.recording import key_of
 from pipeline.start.begin import Setup
 
-ANYWHERE = {"layout", "threads"}  # keys of [peers] that change no bit of a run by rules
 MOST_BYTES = 2**24
 
 
@@ -35,7 +34,7 @@ class RoundHashes(Table):
     """Hash of the params after each round."""
 
 
-def key_of(setup: Setup) -> Hash:
+def _key_of(setup: Setup) -> Hash:
     """Return what a list of a run's params stands for.
 
     Raises:
@@ -43,14 +42,12 @@ def key_of(setup: Setup) -> Hash:
     """
     if setup.run.peers.bits != "everywhere":
         raise LockstepError(f'[peers] bits = "{setup.run.peers.bits}", expected "everywhere"')
-    tables = setup.run.model_dump(mode="json", include=TABLES | {"faults", "pins"})
-    tables["peers"] = {k: v for k, v in tables["peers"].items() if k not in ANYWHERE}
-    return digest(tables)
+    return key_of(setup, TABLES | {"faults", "pins"})
 
 
 def write(file: Path, setup: Setup, last: int) -> None:
     """Train a run up to round `last`, and write the hashes of its params."""
-    key, hashes = key_of(setup), list[Hash]()
+    key, hashes = _key_of(setup), list[Hash]()
     _train(setup, last, lambda _, found: hashes.append(found))
     text = RoundHashes(key=key, params=tuple(hashes)).model_dump_json(indent=1)
     write_named(file, f"{text}\n")
@@ -64,7 +61,7 @@ def check(file: Path, setup: Setup, most: int | None) -> int:
     """
     with expecting(file, "a list that `lockstep bits check --write` wrote"):
         listed = validate_json(RoundHashes, read_bytes(file, MOST_BYTES), str(file))
-    if (key := key_of(setup)) != listed.key:
+    if (key := _key_of(setup)) != listed.key:
         raise LockstepError(
             f"{file}: key {listed.key[:12]}, expected {key[:12]}: it is of another run file"
         )
