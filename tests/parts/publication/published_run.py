@@ -5,7 +5,6 @@ import hashlib
 import json
 import re
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from lockstep import __version__
-from lockstep.errors import LockstepError
 from lockstep.files import read_json, sha256_file, write_json
 from lockstep.transcript.trees import load_arrays, save_tree
 from parts.publication import commands, layout, publish, transcript
@@ -32,6 +30,7 @@ from pipeline.stage.artifacts import _digest
 from pipeline.stage.keys import digest, needs
 from pipeline.start import begin
 from tests import tiny
+from tests.pipeline.sources import options
 
 STAGES = layout.ALWAYS
 TRANSCRIPT = outputs.TRANSCRIPT
@@ -54,7 +53,7 @@ class Published:
 def make(folder: Path) -> None:
     """Train and publish in a folder what `Published` then finds there."""
     there = Published(folder)
-    tiny.write_run(there.run_file, tiny.run_document(tiny.write_data(there.data)))
+    tiny.start(folder)
     tiny.make(there.run_file, there.root, *STAGES, layout.REPORT)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(version, "CHECKOUT", there.checkout)
@@ -67,9 +66,8 @@ def commit_source(checkout: Path) -> None:
     """A checkout of git with some source."""
     (checkout / "pipeline").mkdir(parents=True)
     (checkout / "pipeline" / "a.py").write_text("1")
-    git = ["git", "-C", str(checkout), "-c", "user.name=n", "-c", "user.email=e"]
     for arguments in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "first"]):
-        subprocess.run([*git, *arguments], check=True)
+        tiny.git(checkout, *arguments)
 
 
 def verify(source: Path | str, **asked: object):
@@ -90,11 +88,9 @@ def print_of(capsys, *arguments: str) -> tuple[int, str]:
 
 
 def refusal(source: Path, **asked: object) -> str:
-    with pytest.raises(LockstepError) as caught:
-        verify(source, **asked)
-    assert "\n" not in str(caught.value)
-    assert "/tmp" not in str(caught.value) or asked  # what the reader names
-    return str(caught.value)
+    said = options.refusal(verify, source, **asked)
+    assert "/tmp" not in said or asked  # what the reader names
+    return said
 
 
 def forge(folder: Path, *, card: bool = True) -> None:

@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -25,7 +23,6 @@ from parts.publication.layout import (
 )
 from pipeline.audit.sample import Beacon
 from pipeline.recheck import outputs
-from pipeline.stage.keys import PROJECT
 from tests import tiny
 from tests.errors import refused
 from tests.parts.publication.published_run import (
@@ -105,9 +102,8 @@ def listing(names: list[str]) -> Publication:
 def test_a_list_of_an_earlier_format_names_the_release_that_reads_it():
     said = json.loads(listing(["proof/rows/00001.safetensors"]).model_dump_json())
     assert parse(json.dumps(said).encode(), "here").release == "1"
-    with pytest.raises(RequestError, match="here: format 2, expected 3; release 0.2.1, which") as e:
+    with refused("here: format 2, expected 3; release 0.2.1, which", error=RequestError):
         parse(json.dumps(said | {"format": 2, "release": "0.2.1"}).encode(), "here")
-    assert "\n" not in str(e.value)
 
 
 @pytest.mark.parametrize("firsts", [("00001", "00011", "00031"), ("00001", "99951", "100001")])
@@ -135,12 +131,6 @@ def test_a_reader_computes_with_the_precision_that_the_header_names_if_jax_knows
         assert matmul_precision(tmp_path) == taken
     write_json(header, {"environment": 3})
     assert matmul_precision(tmp_path) is None
-
-
-def test_what_is_asked_is_known_before_jax_is_imported():
-    program = "import sys; import parts.publication.layout, parts.publication.fetch; "
-    program += "import parts.publication.commands; sys.exit('jax' in sys.modules)"
-    subprocess.run([sys.executable, "-c", program], check=True, cwd=PROJECT)
 
 
 def test_a_reader_may_ask_for_windows_that_nobody_could_foresee(published, tmp_path):

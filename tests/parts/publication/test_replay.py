@@ -2,7 +2,6 @@
 
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -23,13 +22,7 @@ def flipped(tmp_path_factory) -> tuple[dict, dict[str, Path]]:
 
 def replay(path: Path, **environment: str) -> subprocess.CompletedProcess:
     """The command, as a third party gives it: where there is no data of the run."""
-    return subprocess.run(
-        [sys.executable, "-m", "pipeline", "replay", path],
-        cwd=path.parent,
-        env=tiny.environment(PROJECT) | environment,
-        capture_output=True,
-        text=True,
-    )
+    return tiny.python("-m", "pipeline", "replay", path, cwd=path.parent, **environment)
 
 
 def test_a_finding_is_confirmed_with_the_bundle_alone(flipped):

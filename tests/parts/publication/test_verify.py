@@ -14,6 +14,7 @@ from pipeline.recheck import outputs
 from pipeline.stage.artifacts import Paths
 from tests import tiny
 from tests.parts.publication.published_run import STAGES, TRANSCRIPT, print_of, refusal, verify
+from tests.pipeline.audit.bundle.bundled_run import TWO_LIARS
 from tests.pipeline.conversion import write_model
 from tests.servers.files import Files
 from tests.servers.hub import REPO, running_hub
@@ -133,12 +134,10 @@ def test_a_run_from_a_checkpoint_is_followed_from_the_readers_copy_of_it(publish
         write_model(folder, "float32", seed)
         (folder / "tokenizer.json").unlink()
         (folder / "generation_config.json").unlink()
-    document = tiny.run_document(published.data)
-    document["model"]["LLM"]["checkpoint"] = {"Hub": {"repo_id": str(own)}}
-    tiny.write_run(tmp_path / "run.toml", document)
-    tiny.make(tmp_path / "run.toml", tmp_path / "root", *STAGES)
+    run_file, root = tiny.start(tmp_path, model__LLM__checkpoint={"Hub": {"repo_id": str(own)}})
+    tiny.make(run_file, root, *STAGES)
     folder = tmp_path / "published"
-    publish.write(folder, tmp_path / "run.toml", tmp_path / "root", 1, None)
+    publish.write(folder, run_file, root, 1, None)
     assert "expected --checkpoint FOLDER" in refusal(folder)
     verified = verify(folder, checkpoint=own)
     assert (
@@ -155,9 +154,8 @@ def test_a_run_from_a_checkpoint_is_followed_from_the_readers_copy_of_it(publish
 def test_a_run_that_extends_another_is_followed_from_its_authors_state(published, tmp_path):
     root, run_file = shutil.copytree(published.root, tmp_path / "root"), tmp_path / "run.toml"
     key = Paths("train", published.run_file, published.root).key
-    document = tiny.run_document(published.data, config__total_steps=9)
-    document["model"]["LLM"]["checkpoint"] = {"Run": key}
-    tiny.write_run(run_file, document)
+    changes = {"config__total_steps": 9, "model__LLM__checkpoint": {"Run": key}}
+    tiny.write_run(run_file, tiny.run_document(published.data, **changes))
     tiny.make(run_file, root, *STAGES)
     publish.write(tmp_path / "published", run_file, root, 1, None)
     verified = verify(tmp_path / "published")
@@ -175,9 +173,7 @@ def test_on_another_machine_its_windows_are_stated_and_it_says_why(published, mo
 @pytest.mark.soak
 @pytest.mark.parametrize("optimizer", [tiny.ADAMW, tiny.DILOCO], ids=["AdamW", "DiLoCo"])
 def test_a_run_whose_messages_are_not_kept_is_verified_for_all_its_peers(optimizer, tmp_path):
-    run_file, root = tmp_path / "run.toml", tmp_path / "root"
-    data = tiny.write_data(tmp_path / "tokens")
-    tiny.write_run(run_file, tiny.run_document(data, model__LLM__optimizer=optimizer))
+    run_file, root = tiny.start(tmp_path, model__LLM__optimizer=optimizer)
     tiny.make(run_file, root, *STAGES)
     publish.write(tmp_path / "published", run_file, root, 1, None)
     verified = verify(tmp_path / "published")
@@ -194,20 +190,7 @@ def test_a_run_whose_messages_are_not_kept_is_verified_for_all_its_peers(optimiz
 
 @pytest.mark.soak
 def test_an_honest_verdict_that_names_liars_verifies(tmp_path):
-    document = tiny.run_document(
-        tiny.write_data(tmp_path / "tokens"),
-        config__verification_percent=34,
-        config__init_min_clients=3,
-        config__global_batch_size_start=6,
-        config__global_batch_size_end=6,
-        peers__count=5,
-        faults__schedule=[
-            {"kind": "false_verifier", "peer": 0, "rounds": [1, 6]},
-            {"kind": "wrong_hash", "peer": 4, "rounds": [1, 6]},
-        ],
-    )
-    run_file, root = tmp_path / "run.toml", tmp_path / "root"
-    tiny.write_run(run_file, document)
+    run_file, root = tiny.start(tmp_path, **TWO_LIARS)
     tiny.make(run_file, root, *STAGES)
     for name, count, is_shown in (("whole", 99, True), ("one", 1, False)):
         publish.write(tmp_path / name, run_file, root, count, None)

@@ -13,22 +13,8 @@ from pipeline.audit import bundle
 from tests import tiny
 from tests.pipeline.audit.bundle.bundled_run import bundles_of, flipped_run, seal
 
-VALUES = [
-    -1,
-    0,
-    10**9,
-    10**12,
-    10**30,
-    2**63,
-    1e308,
-    5e-324,
-    True,
-    None,
-    "",
-    "\x1b[31m\n",
-    "x" * 5000,
-]
-VALUES += [[], {}, [[]], {"a": 1}, [10**9] * 3, "../../etc/passwd"]
+VALUES = [-1, 0, 10**9, 10**12, 10**30, 2**63, 1e308, 5e-324, True, None]
+VALUES += ["", "\x1b[31m\n", "x" * 5000, "../../etc/passwd", [], {}, [[]], {"a": 1}, [10**9] * 3]
 JSON = ("run.json", "bundle.json", "transcript/header.json", "transcript/rounds.jsonl")
 
 

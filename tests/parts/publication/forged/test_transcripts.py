@@ -259,9 +259,7 @@ def test_an_optimizer_that_began_with_a_planted_state_is_refused(tmp_path, monke
         shared = jax.tree.map(lambda leaf: np.full_like(leaf, 3), start.state.shared)
         return start._replace(state=start.state._replace(shared=shared))
 
-    run_file, root = tmp_path / "run.toml", tmp_path / "root"
-    data = tiny.write_data(tmp_path / "tokens")
-    tiny.write_run(run_file, tiny.run_document(data, model__LLM__optimizer=tiny.ADAMW))
+    run_file, root = tiny.start(tmp_path, model__LLM__optimizer=tiny.ADAMW)
     with monkeypatch.context() as forger:
         forger.setattr(begin, "_read_start", planted)
         tiny.make(run_file, root, *layout.ALWAYS)

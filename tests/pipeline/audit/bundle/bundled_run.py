@@ -10,6 +10,17 @@ from tests import tiny
 
 FLIP = {"kind": "sign_flip", "peer": 1, "rounds": [2, 3]}
 OPENING = "transcript/snapshots/00000"
+TWO_LIARS = {  # a verifier accuses an honest peer, and another sends what it did not commit to
+    "config__verification_percent": 34,
+    "config__init_min_clients": 3,
+    "config__global_batch_size_start": 6,
+    "config__global_batch_size_end": 6,
+    "peers__count": 5,
+    "faults__schedule": [
+        {"kind": "false_verifier", "peer": 0, "rounds": [1, 6]},
+        {"kind": "wrong_hash", "peer": 4, "rounds": [1, 6]},
+    ],
+}
 
 
 def bundles(folder: Path, **changes: object) -> tuple[dict, dict[str, Path]]:
@@ -31,8 +42,7 @@ def bundles_of(folder: Path) -> tuple[dict, dict[str, Path]]:
 
 def make_bundles(folder: Path, **changes: object) -> None:
     """Train and audit a run; leave its verdict and, elsewhere, its bundles, and nothing else."""
-    run_file, root, kept = folder / "run.toml", folder / "root", folder / "elsewhere"
-    tiny.write_run(run_file, tiny.run_document(tiny.write_data(folder / "tokens"), **changes))
+    (run_file, root), kept = tiny.start(folder, **changes), folder / "elsewhere"
     tiny.make(run_file, root, "download", "convert", "train", "witness")
     shutil.copy(root / "data/verdict/verdict.json", folder)
     shutil.copytree(root / "data/verdict/bundles", kept)

@@ -1,19 +1,16 @@
 """The files of a stranger's bundle are checked before one is opened, and against their hashes."""
 
 import os
-import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from lockstep.errors import LockstepError
 from lockstep.files import write_json
 from pipeline import runfile
 from pipeline.audit import bundle, unchecked_bundle
 from pipeline.stage.keys import PROJECT, RUN_FILE
+from tests.errors import refused
 from tests.pipeline.audit.bundle.bundled_run import OPENING, change_json
 
 pytestmark = pytest.mark.long
@@ -27,21 +24,13 @@ def put(make: Callable[[Path], object], name: str) -> Callable[[Path], None]:
     return change
 
 
-def make_large(path: Path) -> None:
-    with open(path, "wb") as file:
-        file.truncate(10**11)  # a hole, which takes no space
-
-
 STRANGE = {
-    "a pipe for the run": (put(os.mkfifo, "run.json"), "not a regular file"),
     "a pipe for the manifest": (put(os.mkfifo, "bundle.json"), "not a regular file"),
     "a pipe nobody lists": (put(os.mkfifo, "transcript/x"), "not a regular file"),
-    "a link": (put(lambda path: path.symlink_to("/etc/hosts"), "run.json"), "a link to /etc"),
     "a link to a folder": (put(lambda path: path.symlink_to("/etc"), "etc"), "a link to /etc"),
-    "100 GB": (put(make_large, "tokens.safetensors"), "100.0 GB, expected at most 4 GB; "),
     "too many threads": (
         lambda f: change_json(f / "run.json", lambda r: r["peers"].update(threads=3000)),
-        "peers.threads is 3000, expected a number less than or equal to 1024",
+        "peers.threads is 3000",
     ),
 }
 
@@ -53,7 +42,7 @@ def test_what_could_harm_the_machine_is_refused_before_it_is_opened(tmp_path, ca
     (tmp_path / "transcript").mkdir()
     assert unchecked_bundle.read_run(tmp_path, 4).peers.threads == 4
     change(tmp_path)
-    with pytest.raises(LockstepError, match=re.escape(said)):
+    with refused(said):
         unchecked_bundle.read_run(tmp_path, 4)
 
 
@@ -64,27 +53,19 @@ def test_the_senders_settings_of_a_machine_count_for_nothing_whatever_their_rele
     assert unchecked_bundle.read_run(tmp_path, 4).runtime == runfile.Runtime()
 
 
-def test_the_files_of_a_bundle_are_checked_before_jax_is_imported():
-    code = "import sys, pipeline.audit.unchecked_bundle; print('jax' in sys.modules)"
-    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
-
-
 @pytest.mark.parametrize("name", ["run.json", f"{OPENING}/own-001.safetensors"])
 def test_every_file_is_checked_against_its_hash(folder, name):
     (folder / name).write_bytes((folder / name).read_bytes() + b"\n")
-    with pytest.raises(LockstepError, match=f"{name}.: found .*, expected .* as bundle.json says"):
+    with refused(name, "bundle.json"):
         bundle.read(folder, 1)
 
 
 def test_files_that_are_missing_or_too_many_are_named(folder):
-    for name, said in (
-        ("x\x1b", r"lists a file named 'x\\x1b', expected a path inside it"),
-        ("x", r"'x': found e3b0c44298fc, expected no file"),
-    ):
+    for name, *said in (("x\x1b", r"'x\x1b'"), ("x", "'x'", "e3b0c44298fc", "no file")):
         (folder / name).touch()
-        with pytest.raises(LockstepError, match=said):
+        with refused(*said):
             bundle.read(folder, 1)
         (folder / name).unlink()
     (folder / "tokens.safetensors").unlink()
-    with pytest.raises(LockstepError, match=r"tokens.safetensors': found no file, expected"):
+    with refused("'tokens.safetensors'", "no file"):
         bundle.read(folder, 1)

@@ -7,7 +7,7 @@ import pytest
 from lockstep.transcript.trees import load_nested
 from pipeline.audit import bundle
 from tests import tiny
-from tests.pipeline.audit.bundle.bundled_run import FLIP, OPENING, bundles
+from tests.pipeline.audit.bundle.bundled_run import FLIP, OPENING, TWO_LIARS, bundles
 
 pytestmark = pytest.mark.long
 
@@ -22,19 +22,7 @@ def dense(tmp_path_factory) -> tuple[dict, dict[str, Path]]:
 @pytest.fixture(scope="module")
 def verified(tmp_path_factory) -> tuple[dict, dict[str, Path]]:
     """A verifier accuses an honest peer, and another peer sends what it did not commit to."""
-    return bundles(
-        tmp_path_factory.mktemp("verified"),
-        config__verification_percent=34,
-        config__min_clients=3,
-        config__init_min_clients=3,
-        config__global_batch_size_start=6,
-        config__global_batch_size_end=6,
-        peers__count=5,
-        faults__schedule=[
-            {"kind": "false_verifier", "peer": 0, "rounds": [1, 6]},
-            {"kind": "wrong_hash", "peer": 4, "rounds": [1, 6]},
-        ],
-    )
+    return bundles(tmp_path_factory.mktemp("verified"), **TWO_LIARS)
 
 
 def test_it_holds_what_the_replay_needs_and_nothing_else(flipped):

@@ -13,6 +13,7 @@ from pipeline.audit.audit import audit_rounds
 from pipeline.start.round_settings import round_settings
 from tests.lockstep.protocol import records
 from tests.lockstep.swarm.simulated import lab, run_of
+from tests.lockstep.transcript.test_follow import run_with_checkpointers
 
 pytestmark = pytest.mark.long
 
@@ -72,10 +73,7 @@ def test_who_left_and_a_pause_are_recorded_and_recomputed():
 
 
 def test_who_stored_an_epochs_params_is_recomputed_where_the_run_has_checkpointers():
-    run, older = run_of("signs"), {"rounds_per_epoch": 3, "global_batch_size": 15}
-    same = runfile.OlderConfig.model_fields.keys() & runfile.CurrentConfig.model_fields.keys()
-    older |= {name: getattr(run.config, name) for name in same} | {"checkpointers": ("a/b",)}
-    run = run.model_copy(update={"config": runfile.OlderConfig(**older)})
+    run = run_with_checkpointers()
     entries = driven(run, leaves=2)
     assert [e.round.step for e in entries if e.checkpointed] == [3, 6, 8]
     assert audited_rounds(run, entries) == []
