@@ -46,10 +46,8 @@ def test_a_stage_becomes_a_kubernetes_job_on_the_shared_volume(tmp_path):
     (container,) = pod["containers"]
     requests = {"cpu": 16, "memory": "64000M", "nvidia.com/gpu": 1}
     assert container["resources"]["requests"] == requests
-    assert (container["image"], job["spec"]["activeDeadlineSeconds"]) == (
-        "registry/lockstep:1",
-        1440 * 60,
-    )
+    assert container["image"] == "registry/lockstep:1"
+    assert job["spec"]["activeDeadlineSeconds"] == 1440 * 60
     # strict schemas want the status too
     (rule,) = job["spec"]["podFailurePolicy"]["rules"]
     assert rule["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]

@@ -286,9 +286,8 @@ def test_a_file_that_is_there_twice_is_warned_of_with_both_names(tmp_path, monke
 
 
 def test_a_data_server_is_refused_before_any_work(tmp_path):
-    with pytest.raises(LockstepError) as caught:
+    with refused("model.LLM.data_location.Server: would need"):
         run({"Server": "localhost:1234"}, tmp_path)
-    assert "model.LLM.data_location.Server: would need" in str(caught.value)
     assert not (tmp_path / "data").exists()
 
 

@@ -68,8 +68,7 @@ def small(tmp_path) -> tuple[str, ...]:
 
 def lockstep_plan(file: Path, root: Path) -> str:
     """What the command prints, in a process of its own: it sets up the allocator."""
-    asked = [sys.executable, "-m", "pipeline", "plan", "--run", file, "--root", root]
-    return subprocess.run(asked, cwd=PROJECT, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return tiny.python("-m", "pipeline", "plan", "--run", file, "--root", root).stdout
 
 
 # ---- A new run ----
@@ -494,19 +493,8 @@ def test_in_a_terminal_it_asks_one_question_at_a_time(tmp_path):
         seen += _read_until(ours, "\nnew:")
         assert process.wait(60) == 0
     os.close(ours)
-    words = (
-        "Model",
-        "my-lama",
-        "Data",
-        "Optimizer",
-        "dilco",
-        "Tokens",
-        "10:",
-        "Peers",
-        "none",
-        "GPUs",
-    )
-    asked = [seen.index(word) for word in words]
+    words = ("Model", "my-lama", "Data", "Optimizer", "dilco", "Tokens", "10:", "Peers", "none")
+    asked = [seen.index(word) for word in (*words, "GPUs")]
     assert asked == sorted(asked)
     assert all(name in seen[: seen.index("dilco")] for name in CARDS)
     for question, times in (("Model: ", 2), ("Optimizer: ", 2), ("Tokens to", 2), ("Peers [", 2)):
