@@ -2,12 +2,16 @@
 
 from collections.abc import Callable, Mapping
 
+import pytest
+
 from parts.carrier.carrier import Carrier, PeerAnswer
 from parts.carrier.requests import AnswerHeader, PeerRequest, decode
 from parts.carrier.sidecar import PeerProcess
 
 BACK_AFTER = 6  # calls until a process that died is there again
 Fails = Callable[[int, str], str]  # peer, operation -> "", "before", "after" or "leave"
+Asked, Answered = Mapping[int, PeerRequest], dict[int, PeerAnswer]
+Change = Callable[["Loopback", Asked, Answered], Answered]
 
 
 class Loopback(Carrier):
@@ -78,3 +82,13 @@ class Loopback(Carrier):
 
     def close(self) -> None:
         pass
+
+
+def change_answers(patch: pytest.MonkeyPatch, change: Change) -> None:
+    """Have the trainer get what `change` makes of the answers to what it asked."""
+    ask = Loopback.ask
+
+    def changed(self: Loopback, asked: Asked, seconds: float) -> Answered:
+        return change(self, asked, ask(self, asked, seconds))
+
+    patch.setattr(Loopback, "ask", changed)

@@ -1,7 +1,7 @@
 """A peer that lies in what it answers: the run goes on, and an audit names nobody else."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -13,7 +13,7 @@ from lockstep.transcript.trees import tree_hash
 from parts.carrier.carrier import PeerAnswer
 from parts.carrier.requests import PeerRequest
 from tests.lockstep.swarm import simulated
-from tests.parts.carrier.loopback import Loopback
+from tests.parts.carrier.loopback import Answered, Asked, Loopback, change_answers
 from tests.parts.carrier.test_remote_peers import LONG, never_twice, train
 
 pytestmark = pytest.mark.long
@@ -23,17 +23,12 @@ Lie = Callable[[Loopback, PeerRequest, PeerAnswer], PeerAnswer]
 
 
 def lying(monkeypatch, lie: Lie, liar: int = LIAR) -> None:
-    ask = Loopback.ask
-
-    def asked_to_lie(
-        self: Loopback, asked: Mapping[int, PeerRequest], seconds: float
-    ) -> dict[int, PeerAnswer]:
-        answers = ask(self, asked, seconds)
+    def told(carrier: Loopback, asked: Asked, answers: Answered) -> Answered:
         if liar in answers:
-            answers[liar] = lie(self, asked[liar], answers[liar])
+            answers[liar] = lie(carrier, asked[liar], answers[liar])
         return answers
 
-    monkeypatch.setattr(Loopback, "ask", asked_to_lie)
+    change_answers(monkeypatch, told)
 
 
 def one_after_the_other(*about: str, told: list[str]) -> Lie:

@@ -6,7 +6,6 @@ The processes are objects here, so that they die at chosen moments; test_gang.py
 import os
 import signal
 from collections import Counter
-from collections.abc import Mapping
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,15 +14,13 @@ import pytest
 from lockstep.programs.train_step import Programs
 from lockstep.transcript.transcript import Transcript
 from parts.carrier import handlers
-from parts.carrier.carrier import PeerAnswer
 from parts.carrier.remote_peers import RemotePeers
-from parts.carrier.requests import PeerRequest
 from pipeline import runfile
 from pipeline.stage import signals
 from tests.errors import refused
 from tests.lockstep.swarm import simulated
 from tests.lockstep.swarm.test_no_message import LOST, SPOILT, nan, spoil_all
-from tests.parts.carrier.loopback import Fails, Loopback
+from tests.parts.carrier.loopback import Answered, Asked, Fails, Loopback, change_answers
 
 pytestmark = pytest.mark.long
 
@@ -195,19 +192,16 @@ def test_a_run_whose_processes_are_all_gone_ends_in_one_line(tmp_path):
 def test_a_peer_that_computes_other_params_than_most_is_lost_and_takes_them_over(
     tmp_path, monkeypatch
 ):
-    ask, seen = Loopback.ask, Counter()
+    seen = Counter()
 
-    def wrong(
-        self: Loopback, asked: Mapping[int, PeerRequest], seconds: float
-    ) -> dict[int, PeerAnswer]:
-        answers = ask(self, asked, seconds)
+    def wrong(_: Loopback, asked: Asked, answers: Answered) -> Answered:
         for peer, answer in answers.items():
             seen[peer] += asked[peer].operation == "optimize"
             if peer == 3 and asked[peer].operation == "optimize" and seen[peer] == 4:
                 answer.header.values["params"] = "0" * 64
         return answers
 
-    monkeypatch.setattr(Loopback, "ask", wrong)
+    change_answers(monkeypatch, wrong)
     run = simulated.run_of("signs", **LONG)
     transcript, findings, _ = train(run, tmp_path)
     assert findings == []
@@ -217,17 +211,14 @@ def test_a_peer_that_computes_other_params_than_most_is_lost_and_takes_them_over
 
 def test_on_the_walls_clock_who_is_late_is_as_the_carrier_saw_it(tmp_path, monkeypatch):
     took, compiled = {0: 1.5, 1: 2.5, 2: 99.0, 3: 0.5, 4: 0.5, 5: 0.5}, set()
-    ask, operations = Loopback.ask, []
+    operations = []
 
-    def slow(
-        self: Loopback, asked: Mapping[int, PeerRequest], seconds: float
-    ) -> dict[int, PeerAnswer]:
+    def slow(_: Loopback, asked: Asked, answers: Answered) -> Answered:
         operations.extend({getattr(o.values, "what", o.operation) for o in asked.values()})
         compiled.update(p for p, one in asked.items() if one.operation == "compile")
-        answers = ask(self, asked, seconds)
         return {peer: a._replace(seconds=took[peer]) for peer, a in answers.items()}
 
-    monkeypatch.setattr(Loopback, "ask", slow)
+    change_answers(monkeypatch, slow)
     run = simulated.run_of("signs", verified=True)
     wall = run.links.model_copy(update={"clock": "wall"})
     runtime = run.runtime.model_copy(update={"carrier": "processes"})
@@ -255,12 +246,7 @@ STEP = 3
 
 
 def test_one_peers_nan_costs_it_its_place_wherever_peers_run(tmp_path, monkeypatch):
-    there = Loopback.ask
-
-    def step_there(
-        self: Loopback, asked: Mapping[int, PeerRequest], seconds: float
-    ) -> dict[int, PeerAnswer]:
-        answers = there(self, asked, seconds)
+    def step_there(_: Loopback, asked: Asked, answers: Answered) -> Answered:
         for peer in {SPOILT} & answers.keys():
             values = asked[peer].values
             if asked[peer].operation == "train" and values.step == STEP:
@@ -269,7 +255,7 @@ def test_one_peers_nan_costs_it_its_place_wherever_peers_run(tmp_path, monkeypat
         return answers
 
     spoil_all(monkeypatch, {SPOILT}, STEP)
-    monkeypatch.setattr(Loopback, "ask", step_there)
+    change_answers(monkeypatch, step_there)
     here = simulated.lab("dense").train(LOST, tmp_path / "here").transcript
     remote, _, _ = train(LOST, tmp_path / "there", "dense")
     assert remote.hash == here.hash
