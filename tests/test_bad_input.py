@@ -3,7 +3,6 @@
 import io
 import shutil
 import signal
-import subprocess
 import sys
 from contextlib import redirect_stderr
 from pathlib import Path
@@ -15,7 +14,6 @@ from tokenizers import Tokenizer, models
 
 from lockstep.errors import DivergedError
 from pipeline.__main__ import main
-from pipeline.stage.keys import PROJECT
 from tests import tiny
 from tests.errors import check_names
 
@@ -88,14 +86,8 @@ def full_disk(file_bytes: int, arguments: list[str], compiled: Path) -> str:
         "import resource; from pipeline.__main__ import main; "
         f"resource.setrlimit(resource.RLIMIT_FSIZE, ({file_bytes}, {file_bytes})); main()"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program, *arguments],
-        cwd=PROJECT,
-        env=tiny.environment(PROJECT)
-        | {"JAX_COMPILATION_CACHE_DIR": str(compiled), "PYTHONDONTWRITEBYTECODE": "1"},
-        capture_output=True,
-        text=True,
-    )
+    settings = {"JAX_COMPILATION_CACHE_DIR": str(compiled), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = tiny.python("-c", program, *arguments, **settings)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "Traceback" not in done.stdout
     return done.stderr

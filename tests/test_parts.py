@@ -10,8 +10,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from functools import cache
@@ -180,13 +178,7 @@ def without(text: str, names: list[str]) -> str:
 
 
 def run(tree: Path, *command: str) -> str:
-    done = subprocess.run(
-        [sys.executable, *command],
-        cwd=tree,
-        env=tiny.environment(tree) | {"PYTHONPATH": str(tree)},
-        capture_output=True,
-        text=True,
-    )
+    done = tiny.python(*command, cwd=tree, PYTHONPATH=str(tree))
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     return done.stdout
 
