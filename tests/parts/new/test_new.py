@@ -235,6 +235,16 @@ def test_a_name_that_is_misspelt_is_answered_by_the_right_one(
         lockstep_new("run.toml", *flags)
 
 
+def test_a_closed_standard_input_is_asked_nothing(tmp_path):
+    command = f"exec {sys.executable} -m pipeline new '{tmp_path / 'mine.toml'}' <&-"
+    environment = tiny.environment(PROJECT)
+    done = subprocess.run(
+        ["sh", "-c", command], cwd=PROJECT, env=environment, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: lockstep new: missing --model")
+
+
 def test_what_is_said_stands_in_the_file_too(small, tmp_path):
     file = tmp_path / "run.toml"
     said = lockstep_new(file, *small, "--optimizer", "diloco", "--root", tmp_path)
