@@ -18,6 +18,7 @@ from pipeline.__main__ import app
 from tests.errors import check_names
 
 READ = {"source", "file", "--checkpoint", "--shards", "--secret", "--sign", "--like", "--key"}
+READ |= {"first", "second", "--against"}
 FOLDERS = {"--root", "folder", "--run-files"}  # new files are put into them
 WRITTEN = {
     "new file": "new PATH --model init:2m --data corpus --optimizer sgd --tokens 1e6 --force",
@@ -25,6 +26,8 @@ WRITTEN = {
     "pin --run": "pin --run PATH",
     "volunteer key --key": "volunteer key --key PATH",
     "publish folder": "publish PATH",
+    "bits record file": "bits record PATH",
+    "bits check --file": "bits check --write --file PATH",
 }
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from lockstep.errors import shown
-from lockstep.files import write_named
+from lockstep.files import check_regular_file, named_place, write_named
 from pipeline.command_options import (
     DEFAULT_ROOT,
     DEFAULT_RUN,
@@ -46,6 +46,7 @@ def record(  # noqa: PLR0913 - each is an option
     ] = None,
 ) -> None:
     """Take a part of a round one operation after the other, and write the hash of each."""
+    named_place(file)
     paths, setup = _prepared(run, root)
     trained = paths.need("train")
 
@@ -109,6 +110,7 @@ def check(
     write: Annotated[bool, typer.Option("--write", help="Write the list anew.")] = False,
 ) -> None:
     """Train here, and compare the params after each round with a list of their hashes."""
+    named_place(file) if write else check_regular_file(file)  # before hours of work
     for stage in ("download", "convert"):
         run_stage(stage, run, root)
     _, setup = _prepared(run, root)

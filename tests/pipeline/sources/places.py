@@ -117,7 +117,7 @@ def _corpus(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
         corpus.SourceFile(path.name, path, path.stat().st_size)
         for path in sorted(folder.glob("*.py"))
     ]
-    monkeypatch.setattr(corpus, "find", lambda: files)
+    monkeypatch.setattr(corpus, "find", lambda packages: files)
     location = {"vocab_size": 300, "held_out_percent": 20.0, "shuffle": SEEDED}
     yield Place({"Corpus": location}, listed=False)
 

@@ -31,7 +31,7 @@ DOWNSTREAM_OF_TRAIN = {"train", "witness", "export", "evaluate", "report"}
     "old, new, stages",
     [
         ("compression_topk = 32", "compression_topk = 16", DOWNSTREAM_OF_TRAIN),
-        ("held_out_percent = 5.0", "held_out_percent = 6.0", DOWNSTREAM_OF_TRAIN | {"download"}),
+        ("held_out_percent = 9.0", "held_out_percent = 8.0", DOWNSTREAM_OF_TRAIN | {"download"}),
         ("rms_norm_eps = 1e-5", "rms_norm_eps = 1e-6", DOWNSTREAM_OF_TRAIN | {"convert"}),
         ("replay_percent = 25", "replay_percent = 50", DOWNSTREAM_OF_TRAIN - {"train"}),
         ("snapshot_every = 50", "snapshot_every = 40", DOWNSTREAM_OF_TRAIN),
