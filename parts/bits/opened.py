@@ -25,7 +25,7 @@ class Opened(Evaluation):
     """The evaluation of a program, whose loops are taken one iteration after the other."""
 
     def __init__(self, take: Callable[[Any, Arrays], Arrays]):
-        """Have each operation that is no loop taken by take(equation, inputs)."""
+        """Evaluate each operation, loops aside, by take(equation, inputs)."""
         self.take, self.place = take, list[str]()
 
     def _apply(self, equation: Any, inputs: Arrays) -> Arrays:

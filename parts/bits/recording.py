@@ -60,7 +60,7 @@ class Recording:
         """Return the record; the first operation that differs from `against` is opened.
 
         Raises:
-          LockstepError: There is no such round, or the peer took no step in it.
+          LockstepError: The run has no such round, or the peer did not train in it.
         """
         self.recorder = Recorder(against)
         try:

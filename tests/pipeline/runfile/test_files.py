@@ -169,6 +169,15 @@ def test_every_ready_run_can_be_written_whole(file):
     assert tomllib.loads(written_whole(file)) == read_run_file(file)
 
 
+@pytest.mark.parametrize("file", tiny.READY_RUNS, ids=lambda f: f.name)
+def test_a_ready_run_that_has_its_own_rate_takes_no_step_sizes_by_group_from_another(file):
+    """Factors by group were measured with one rate, which says little without them."""
+    alone = tomllib.loads(file.read_text()).get("model", {}).get("LLM", {})
+    base = runfile.load(PROJECT / "params" / "default.toml").llm.lr_schedule.base_lr
+    rates = {schedule["base_lr"] for schedule in alone.get("lr_schedule", {}).values()}
+    assert "optimizer" in alone or rates <= {base}
+
+
 def test_the_default_run_is_the_base_of_the_others():
     default = PROJECT / "params" / "default.toml"
     assert (PROJECT / RUN_FILE).read_bytes() == default.read_bytes(), "edit both, or `git restore`"
