@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lockstep.files import write_bytes, write_text
-from parts.comparison import compare_file, picture, written
+from parts.comparison import compare_file, output_files, picture
 from parts.comparison.compare_file import NO_FAILURE, Compare
 from parts.comparison.pairs import Difference, differences
 from parts.comparison.results_table import (
@@ -80,7 +80,7 @@ def rows() -> list[Row]:
                 for point in curves
                 if all(point[name] == seed[name] for name in MARKS)
             ]
-            own = {name: _number(seed.get(name, "")) for name in written.MEASURED}
+            own = {name: _number(seed.get(name, "")) for name in output_files.MEASURED}
             measured = _number(row["held_out_rows"]), _number(row["split_rows"])
             ended.append(shared | own | {"held_out_rows": measured, "curve": curve})
         values = {
@@ -253,7 +253,8 @@ def derived() -> dict[str, str]:
     compare, all_rows = compared(), rows()
     records = [record(compare, row, all_rows) for row in plain_rows(all_rows)]
     told = [p._asdict() | {"told_apart": p.told_apart} for p in row_pairs(compare, all_rows)]
-    return {"methods.csv": written.as_csv(records), "methods.pairs.csv": written.as_csv(told)}
+    as_csv = output_files.as_csv
+    return {"methods.csv": as_csv(records), "methods.pairs.csv": as_csv(told)}
 
 
 def drawn() -> bytes:
@@ -265,7 +266,7 @@ def drawn() -> bytes:
 
 if __name__ == "__main__":
     for stem in map(Path, sys.argv[1:]):
-        for ending in written.CSV:
+        for ending in output_files.CSV:
             shutil.copy(f"{stem}{ending}", FOLDER / f"methods{ending}")
         shutil.copy(PROJECT / f"params/{stem.name}.toml", FOLDER / "methods.toml")
     for name, content in derived().items():

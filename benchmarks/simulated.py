@@ -30,8 +30,8 @@ from pipeline.audit.audit import audit
 from pipeline.audit.replay import Replay
 from pipeline.audit.verdict import Finding, contradictions, merged
 from pipeline.language_model.language_model import programs_of
-from pipeline.start.begin import Setup
 from pipeline.start.round_settings import round_settings
+from pipeline.start.set_up import Setup
 
 
 class Made:

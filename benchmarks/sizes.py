@@ -8,7 +8,7 @@ import tomlkit
 
 from lockstep.methods import CARDS
 from pipeline import runfile
-from pipeline.runfile.like import tables_like, with_tokens
+from pipeline.runfile.derived_run import tables_like, with_tokens
 
 
 class Size(NamedTuple):

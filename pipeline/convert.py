@@ -21,7 +21,7 @@ from lockstep.errors import LockstepError
 from lockstep.files import sha256_file, write_json
 from lockstep.machine import memory
 from lockstep.machine.progress import Progress
-from lockstep.tables.explain import choices
+from lockstep.tables.validation import choices
 from pipeline import runfile
 from pipeline.stage import artifacts, devices, pins
 from pipeline.stage.artifacts import Paths

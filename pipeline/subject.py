@@ -19,7 +19,7 @@ from lockstep.programs.train_step import Programs
 from lockstep.transcript.tensorfile import TensorFile
 from pipeline.joints import Joint
 from pipeline.language_model.held_out import HeldOutRows, MeanLoss
-from pipeline.language_model.language_model_subject import LANGUAGE_MODEL
+from pipeline.language_model.subject import LANGUAGE_MODEL
 from pipeline.runfile import Run
 from pipeline.tokens.shards import Shards
 from pipeline.weights.exported import Exported

@@ -43,8 +43,8 @@ from pipeline.monitor.training_scores import TrainingScores
 from pipeline.runfile.method import learning_rate_of_run
 from pipeline.stage import devices, signals
 from pipeline.stage.artifacts import METRICS, Paths
-from pipeline.start import begin, in_time
-from pipeline.start.begin import Setup, repeats_bit_for_bit
+from pipeline.start import in_time, set_up
+from pipeline.start.set_up import Setup, repeats_bit_for_bit
 from pipeline.start.site import site_of
 from pipeline.subject import subject_of
 from pipeline.weights import upload
@@ -62,7 +62,7 @@ def run(run: runfile.Run, paths: Paths) -> None:
     devices.keep_compiled(paths.store / "compiled")
     allocator.trim_after_compiling()
     tracker.check(run)
-    setup = begin.read_to_train(run, init, shards)
+    setup = set_up.read_to_train(run, init, shards)
     cudnn.check(run, setup.model)
     if late := in_time.check(run, setup.programs):
         log.warning(f"train: {late}")

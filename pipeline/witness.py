@@ -25,8 +25,8 @@ from pipeline.audit.replay import Replay, WindowOutcome
 from pipeline.audit.verdict import Finding, contradictions, judge, merged
 from pipeline.stage import devices
 from pipeline.stage.artifacts import METRICS, Paths
-from pipeline.start import begin
-from pipeline.start.begin import Setup
+from pipeline.start import set_up
+from pipeline.start.set_up import Setup
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ def run(run: runfile.Run, paths: Paths) -> None:
     devices.keep_compiled(paths.store / "compiled")
     allocator.trim_after_compiling()
     sample.read_beacon(run.witness.beacon)  # before hours of work
-    setup = begin.read(run, init, shards)
+    setup = set_up.read(run, init, shards)
     paths.match_scratch()
     with closing(setup.programs.steps.by):
         _audit(setup, Transcript(trained / "transcript"), paths)

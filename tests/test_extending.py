@@ -21,7 +21,7 @@ ELSEWHERE = "outside of the pipeline"
 MODEL = {key: value for key, value in tiny.MODEL.items() if key != "model_type"}
 TESTS = (  # of all that is listed or generated
     "tests/lockstep/methods/test_cards.py",
-    "tests/lockstep/tables/test_explain.py",
+    "tests/lockstep/tables/test_validation.py",
     "tests/pipeline/runfile/test_rules.py::test_every_kind_of_fault_loads_in_a_run_that_has_what_it_needs",
     "tests/pipeline/runfile/test_variants.py::test_every_variant_loads_and_is_written_back_as_it_was",
     "tests/pipeline/runfile/test_schema.py",

@@ -8,7 +8,7 @@ from pydantic import TypeAdapter
 import lockstep
 from lockstep.methods import CARDS, AnyOptimizer
 from lockstep.simulation.arguments import read_arguments
-from lockstep.tables.explain import validate
+from lockstep.tables.validation import validate
 from parts.comparison.compare_file import Compare
 from parts.comparison.trainings import Decided, PlannedTraining, document
 from parts.new import run_tables

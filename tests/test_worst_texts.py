@@ -13,7 +13,7 @@ import pytest
 
 from lockstep import errors
 from lockstep.errors import LockstepError
-from pipeline.net import host
+from pipeline.net import errors as net_errors
 from pipeline.pages import templates
 from pipeline.stage.keys import PROJECT
 from tests.linear import WORST, in_time
@@ -24,7 +24,7 @@ SHOWING = {
     "LockstepError": lambda text: str(LockstepError(text)),
     "shown": errors.shown,
     "reveals": errors.reveals,
-    "redact": lambda text: host.message(ValueError(text)),
+    "redact": lambda text: net_errors.message(ValueError(text)),
     "public": templates.without_secrets,
     "folders": templates.without_folders,
     "code": templates.code,

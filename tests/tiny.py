@@ -303,7 +303,7 @@ def like_a_process(devices: int = 1) -> Iterator[None]:
         for name, value in environment(PROJECT, devices).items():
             patch.setenv(name, value)
         patch.setattr(jax, "devices", lambda *_: first)
-        patch.setattr("pipeline.start.begin.programs_of", programs_in_common)
+        patch.setattr("pipeline.start.set_up.programs_of", programs_in_common)
         logger.handlers = []
         try:
             yield

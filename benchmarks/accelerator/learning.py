@@ -31,7 +31,7 @@ from pipeline import runfile, sources
 from pipeline.language_model import held_out
 from pipeline.runfile.data import DataText
 from pipeline.sources.provider import TOKENIZER, FetchOptions
-from pipeline.start import begin
+from pipeline.start import set_up
 from pipeline.tokens.shards import write_shards
 from pipeline.weights import exported
 
@@ -60,7 +60,7 @@ def _learn(extent: Extent, name: str, shards: Path, work: Path, end: float) -> d
     run = _run(extent, name)
     hf_config = run.llm.checkpoint.config
     lab = Lab(run, hf_config)
-    lab.data = begin.rows(run, hf_config, shards)
+    lab.data = set_up.rows(run, hf_config, shards)
     peers = make_peers(lab.programs, run.peers.layout, lab.begin.state, lab.devices)
     losses = HeldOutLosses(run, peers, held_out.read(run, shards).rows_NW, end)
     with TemporaryDirectory(dir=work) as folder, suppress(OutOfTimeError):

@@ -23,7 +23,6 @@ from lockstep.optim.optimizer import Optimizer, Tree
 from lockstep.protocol import links
 from lockstep.protocol.closing import Closing
 from lockstep.protocol.driver import RoundSettings
-from lockstep.tables.explain import choices, validate
 from lockstep.tables.faults import KINDS, Fault, Schedule
 from lockstep.tables.links import Links
 from lockstep.tables.peers import (
@@ -36,6 +35,7 @@ from lockstep.tables.peers import (
     SimulatedLayout,
 )
 from lockstep.tables.table import AsTuple, Table, wrong
+from lockstep.tables.validation import choices, validate
 from lockstep.wire import message as wire
 
 ROUNDS_PER_EPOCH = 10  # peers that are away come back when an epoch begins

@@ -18,8 +18,8 @@ from lockstep.protocol.driver import RoundSettings, RunProgress
 from lockstep.swarm.checkpoints import Checkpoints, Saved
 from lockstep.swarm.swarm import FinishedRound, NotFiniteError, Swarm
 from lockstep.transcript.entry import Entry
-from lockstep.transcript.follow import follow
 from lockstep.transcript.observer import Observer
+from lockstep.transcript.recomputed import follow
 from lockstep.transcript.state import State
 from lockstep.transcript.transcript import RoundsFile
 from lockstep.wire.exchange import Asked

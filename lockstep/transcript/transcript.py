@@ -25,7 +25,7 @@ from lockstep.files import link, read_json, sha256_file, write_json, write_text,
 from lockstep.optim.optimizer import Tree
 from lockstep.protocol.attestation import Hash
 from lockstep.protocol.round import Message
-from lockstep.tables.explain import validate_json
+from lockstep.tables.validation import validate_json
 from lockstep.transcript.entry import FORMAT, Entry, Header
 from lockstep.transcript.state import State, StateHashes, hashes
 from lockstep.transcript.trees import load_tree, save_tree

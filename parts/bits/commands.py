@@ -19,7 +19,7 @@ from pipeline.command_options import (
 
 if TYPE_CHECKING:
     from pipeline.stage.artifacts import Paths
-    from pipeline.start.begin import Setup
+    from pipeline.start.set_up import Setup
 
 DEFAULT_LIST = Path(__file__).with_name("default_run.json")
 
@@ -72,10 +72,10 @@ def _prepared(run: Path, root: Path) -> tuple["Paths", "Setup"]:
     paths, settings = Paths("witness", run, root), runfile.load(run)
     init, shards = paths.need("convert"), paths.need("download")
     devices.prepare(settings)  # before JAX is imported
-    from pipeline.start import begin
+    from pipeline.start import set_up
 
     devices.keep_compiled(paths.store / "compiled")
-    return paths, begin.read_to_train(settings, init, shards)
+    return paths, set_up.read_to_train(settings, init, shards)
 
 
 @bits.command()

@@ -10,8 +10,8 @@ from pydantic import Field
 from lockstep.errors import brief, expecting
 from lockstep.files import read_bytes
 from lockstep.protocol.attestation import Hash
-from lockstep.tables.explain import validate_json
 from lockstep.tables.table import Table
+from lockstep.tables.validation import validate_json
 from parts.bits.by_operation import TakenOperation, recomputed
 from parts.bits.opened import Arrays, on_host
 

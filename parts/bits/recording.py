@@ -21,7 +21,7 @@ from pipeline import runfile
 from pipeline.audit.replay import Replay, WindowReplay
 from pipeline.stage import devices
 from pipeline.stage.keys import digest
-from pipeline.start.begin import Setup
+from pipeline.start.set_up import Setup
 from pipeline.weights import hf
 from pipeline.weights.fresh import fresh_params
 

@@ -15,12 +15,12 @@ from lockstep.swarm.faults import FaultSchedule
 from lockstep.swarm.peers import RunningPeers, make_peers
 from lockstep.swarm.swarm import Swarm
 from lockstep.swarm.training_loop import Record, TrainingLoop
-from lockstep.tables.explain import validate_json
 from lockstep.tables.table import Table
+from lockstep.tables.validation import validate_json
 from lockstep.transcript.entry import TABLES, Entry
 from lockstep.transcript.observer import Observer
 from parts.bits.recording import key_of
-from pipeline.start.begin import Setup
+from pipeline.start.set_up import Setup
 
 MOST_BYTES = 2**24
 

@@ -30,7 +30,7 @@ from parts.carrier.handlers import SHARDS, leaves, tables_for_a_process, trees_o
 from parts.carrier.requests import OPERATIONS, FrameError, Hashed, PeerRequest, checked
 from parts.carrier.tables import runtime_of
 from pipeline.stage import signals
-from pipeline.start.begin import Setup
+from pipeline.start.set_up import Setup
 
 LOSS_LIKE = np.zeros((), np.float32)  # a loss's dtype and shape
 SMALL_BYTES = 2**26  # of a message beside states: headers, losses of rows

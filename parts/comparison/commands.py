@@ -150,17 +150,17 @@ def _document(comparison: "Compare", base: "Run", entry: dict[str, Any]) -> dict
 
     None: the search is over before it.
     """
-    from parts.comparison import ended
+    from parts.comparison import training_result
     from parts.comparison.trainings import PlannedTraining, decided, document
 
     training = PlannedTraining.in_plan(entry)
-    before = [ended.read(plan_file.result_path(need)) for need in entry["needs"]]
+    before = [training_result.read(plan_file.result_path(need)) for need in entry["needs"]]
     found = decided(comparison, training, before)
     return None if found is None else document(comparison, base, training, found)
 
 
 def _train(file: Path, path: Path, name: str) -> None:
-    from lockstep.tables.explain import meant
+    from lockstep.tables.validation import meant
     from parts.comparison import train
     from parts.comparison.trainings import PlannedTraining
 
@@ -204,7 +204,7 @@ def _write_run_files(file: Path, path: Path, folder: Path) -> None:
 
 
 def _table(file: Path, path: Path) -> None:
-    from parts.comparison import ended, results_table, written
+    from parts.comparison import output_files, results_table, training_result
     from parts.comparison.trainings import PlannedTraining, by_seed
 
     comparison, base = _loaded(file)
@@ -221,12 +221,12 @@ def _table(file: Path, path: Path) -> None:
         done = {name: method for name, method in comparison.methods.items() if name not in waiting}
         comparison = comparison.model_copy(update={"methods": done})
     results = {
-        PlannedTraining.in_plan(entry): ended.read(plan_file.result_path(name))
+        PlannedTraining.in_plan(entry): training_result.read(plan_file.result_path(name))
         for name, entry in plan.items()
         if entry["method"] in comparison.methods
     }
     table = results_table.rows(comparison, results)
     _, split_size = next((row.first("held_out_rows") for row in table if row.losses), (0, 0))
-    files = written.write(file, comparison, table, f"{by_seed(base, split_size)}; {made_of}")
+    files = output_files.write(file, comparison, table, f"{by_seed(base, split_size)}; {made_of}")
     print(files[0].read_text(encoding="utf-8"), end="")
     print(f"compare: {', '.join(map(str, files))}")

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, JsonValue, model_validator
 
 from lockstep.methods import CARDS
-from lockstep.tables.explain import choices, validate
 from lockstep.tables.faults import KINDS, Fault
 from lockstep.tables.table import (
     U8,
@@ -20,6 +19,7 @@ from lockstep.tables.table import (
     text,
     wrong,
 )
+from lockstep.tables.validation import choices, validate
 from parts.comparison.search import RATE, limit
 from pipeline.toml_file import read_toml
 

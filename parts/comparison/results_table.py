@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from lockstep.machine.progress import size
 from parts.comparison.compare_file import NO_FAILURE, Compare
-from parts.comparison.ended import COLUMNS, TRAINED
 from parts.comparison.pairs import Difference, differences
 from parts.comparison.search import Found, found
+from parts.comparison.training_result import COLUMNS, TRAINED
 from parts.comparison.trainings import Ended, PlannedTraining, card_of_method, trials, tried
 from pipeline.audit.verdict_text import measured_on, seen_in_train
 

@@ -22,9 +22,9 @@ import pipeline
 from lockstep.errors import DivergedError, LockstepError
 from lockstep.files import read_json, write_text
 from lockstep.transcript.transcript import Transcript
-from parts.comparison import ended
-from parts.comparison.ended import KEPT, TRAINED
+from parts.comparison import training_result
 from parts.comparison.plan_file import FOLDER
+from parts.comparison.training_result import KEPT, TRAINED
 from parts.comparison.trainings import text
 from pipeline.stage.artifacts import write_sealed
 from pipeline.stage.keys import OUT, PROJECT, Keys
@@ -55,7 +55,7 @@ def trained(tables: dict[str, Any]) -> dict[str, Any]:
             _link_inputs(run_file, root, FOLDER / "inputs" / "-".join(of_inputs))
             write_sealed(done, {"key": key, **_train(run_file, root)})
             shutil.rmtree(root)
-    return ended.read(done)
+    return training_result.read(done)
 
 
 def _link_inputs(run_file: Path, root: Path, inputs: Path) -> None:

@@ -18,11 +18,11 @@ import tomlkit
 from lockstep.errors import LockstepError
 from lockstep.methods import CARDS
 from lockstep.methods.card import Card
-from lockstep.tables.explain import dotted, validate
+from lockstep.tables.validation import dotted, validate
 from parts.comparison import search
 from parts.comparison.compare_file import NO_FAILURE, Compare, Failure
 from pipeline import runfile
-from pipeline.runfile.like import at_rate, tables_like, with_tokens
+from pipeline.runfile.derived_run import at_rate, tables_like, with_tokens
 
 MEASURES = 10  # of the held-out loss, for curves, which rows without failures have
 NO_STOP = 1e6  # times the first loss: a training counts by its end, as those of the search do

@@ -15,7 +15,7 @@ from pipeline.command_options import DEFAULT_ROOT, RUN_FILES, Root, count
 
 if TYPE_CHECKING:
     from pipeline.preflight.model import StartingModel
-    from pipeline.runfile.like import Reasons
+    from pipeline.runfile.derived_run import Reasons
 
 app = typer.Typer()
 
@@ -236,7 +236,7 @@ def _write_like(answers: Answers, like: Path, root: Path) -> None:
     from parts.new.run_tables import card_named
     from pipeline import runfile
     from pipeline.preflight.model import model_of_run
-    from pipeline.runfile.like import tables_like
+    from pipeline.runfile.derived_run import tables_like
     from pipeline.subject import check_language_model
 
     card, base = card_named(answers["optimizer"]), runfile.load(like)
@@ -273,7 +273,7 @@ def _write(
     from pipeline.preflight import commands as preflight
     from pipeline.preflight.plan import plan_of
     from pipeline.runfile.as_text import run_file, toml
-    from pipeline.runfile.like import CALLED, value_at
+    from pipeline.runfile.derived_run import CALLED, value_at
     from pipeline.stage import logs
     from pipeline.toml_file import merged
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lockstep.errors import LockstepError
-from lockstep.tables.explain import meant
+from lockstep.tables.validation import meant
 from pipeline.preflight.model import StartingModel
 from pipeline.sources.text.documents import ENDINGS
 from pipeline.sources.token_files.listing import EXTENSIONS

@@ -11,7 +11,7 @@ from lockstep.programs.train_step import Programs
 from lockstep.protocol import links
 from pipeline import runfile
 from pipeline.preflight.plan import plan_of
-from pipeline.runfile.like import CALLED, Reasons
+from pipeline.runfile.derived_run import CALLED, Reasons
 from pipeline.start import in_time
 from pipeline.start.round_settings import round_settings
 from pipeline.subject import programs_of

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 from lockstep.errors import LockstepError
 from lockstep.methods import CARDS, card_of
 from lockstep.methods.card import Card
-from lockstep.tables.explain import choices
 from lockstep.tables.peers import MAX_CLIENTS
+from lockstep.tables.validation import choices
 from parts.new.data_tables import NewData, data_named
 from parts.new.fitting import FOREVER
 from pipeline.command_options import AS_WRITTEN, number_of
 from pipeline.preflight.model import StartingModel
-from pipeline.runfile.like import MOST_BATCH, Reasons, check_batch, counted, short
+from pipeline.runfile.derived_run import MOST_BATCH, Reasons, check_batch, counted, short
 
 STEPS = 2000  # local steps that a run is aimed at
 FEWEST_ROUNDS = 20

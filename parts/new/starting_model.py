@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.errors import LockstepError
-from lockstep.tables.explain import choices, meant
+from lockstep.tables.validation import choices, meant
 from parts.new.data_tables import beside
-from pipeline.net.host import is_path
+from pipeline.net.errors import is_path
 from pipeline.preflight.model import StartingModel, described, look
 from pipeline.weights import hf
 

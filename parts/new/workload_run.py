@@ -12,7 +12,7 @@ from parts.new.run_tables import FEWEST_ROUNDS, NewRun
 from pipeline import runfile
 from pipeline.joints import Joint
 from pipeline.preflight.model import StartingModel
-from pipeline.runfile.like import CALLED, Reasons, short
+from pipeline.runfile.derived_run import CALLED, Reasons, short
 from pipeline.sources import dry_run
 from pipeline.stage.artifacts import Paths
 

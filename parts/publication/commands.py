@@ -418,7 +418,7 @@ def _verify(
 
     Once found, it is appended to `listings`, whatever the checks find.
     """
-    from parts.publication import aside, fetch, in_toto, layout, signature
+    from parts.publication import fetch, in_toto, layout, signature, temporary_folder
     from pipeline.audit import unchecked_bundle
     from pipeline.net.limits import logging_attempts
     from pipeline.stage import devices, logs
@@ -434,7 +434,7 @@ def _verify(
             publication = listing.publication
             skip = layout.not_needed(publication, layout.choose(publication, asks))
             with (
-                aside.folder(data / "runs", "verify", AGAIN) as place,
+                temporary_folder.folder(data / "runs", "verify", AGAIN) as place,
                 listing.bring(place, skip) as folder,
                 _release_said(publication.release),
             ):

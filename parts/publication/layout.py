@@ -37,10 +37,10 @@ from pydantic import Field
 from lockstep.errors import LockstepError, RequestError, brief
 from lockstep.files import read_json
 from lockstep.protocol.attestation import Hash
-from lockstep.tables.explain import validate, validate_json
 from lockstep.tables.table import Count, Table
+from lockstep.tables.validation import validate, validate_json
 from lockstep.transcript.windows import Window
-from pipeline.net.host import check_name
+from pipeline.net.errors import check_name
 from pipeline.recheck.outputs import (
     CARD,
     COMPANIONS,

@@ -13,7 +13,7 @@ from lockstep.errors import LockstepError, hide
 from lockstep.files import read_json, sha256_file, write_bytes, write_json, write_text
 from lockstep.machine.progress import Progress, size
 from lockstep.transcript.transcript import Transcript
-from parts.publication import aside, layout, signature
+from parts.publication import layout, signature, temporary_folder
 from parts.publication import transcript as published_transcript
 from parts.publication.claims import PUBLISHED_WINDOWS
 from parts.publication.layout import Publication
@@ -29,7 +29,7 @@ from pipeline.runfile.psyche import DESTINATION_FORM, destination
 from pipeline.stage import lock, signals
 from pipeline.stage.artifacts import COUNTED, Paths, verify
 from pipeline.stage.keys import STAGES
-from pipeline.start import begin
+from pipeline.start import set_up
 from pipeline.subject import subject_of, subject_of_model
 from pipeline.tokens.shards import read_shards
 from pipeline.weights import hf, upload
@@ -192,8 +192,8 @@ def _write_proof(
     transcript, shards = Transcript(paths.out("train") / "transcript"), paths.out("download")
     start = transcript.rounds[0].round.step - 1
     model, columns = transcript.header.model, read_shards(shards).columns
-    data = begin.rows(run, model, shards)
-    setup = begin.blank(run, model, data, columns, start, 0)
+    data = set_up.rows(run, model, shards)
+    setup = set_up.blank(run, model, data, columns, start, 0)
     kept, show_own = setup.programs.form.kept, setup.settings.reports.show_own
     seed = layout.seed_of(transcript, seed, read_beacon(run.witness.beacon))
     windows = run.snapshots(start).windows
@@ -298,7 +298,7 @@ def push(
         if checkpoint is None:
             raise LockstepError(f"{name!r}: expected {DESTINATION_FORM}")
     paths = Paths("report", run, root)
-    with aside.folder(root / "data" / "runs", "push") as place:
+    with temporary_folder.folder(root / "data" / "runs", "push") as place:
         published = place / "publication"
         if with_proof:
             write(published, run, root, PUBLISHED_WINDOWS, None, key)

@@ -18,8 +18,8 @@ from pydantic import Field
 
 from lockstep.errors import LockstepError, RequestError, brief
 from lockstep.protocol.attestation import Hash
-from lockstep.tables.explain import validate_json
 from lockstep.tables.table import Table
+from lockstep.tables.validation import validate_json
 from parts.publication.layout import SIGNATURE
 from pipeline.recheck.claim import PublicClaim
 

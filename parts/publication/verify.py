@@ -32,7 +32,7 @@ from pipeline.recheck.published import (
     refuse,
 )
 from pipeline.stage.keys import STAGES, digest, needs
-from pipeline.start import begin
+from pipeline.start import set_up
 from pipeline.subject import subject_of, subject_of_model
 
 
@@ -91,7 +91,7 @@ def _audited(
     columns, bound = publication.columns, subject_of(run).vocab_size(header.model)
     pieces = [rows_file.read(folder / name, columns, run, bound) for name in rows]
     index = transcript.rounds[0].round.data_index
-    setup = begin.blank(run, header.model, rows_file.joined(pieces), columns, start, index)
+    setup = set_up.blank(run, header.model, rows_file.joined(pieces), columns, start, index)
     due, kept = run.snapshots(start), setup.programs.form.kept
     if transcript.snapshots != due.steps:
         raise LockstepError(

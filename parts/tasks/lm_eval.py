@@ -34,8 +34,8 @@ from lockstep.errors import LockstepError
 from lockstep.machine.jax_settings import check_settings
 from lockstep.machine.progress import Progress
 from lockstep.programs.placement import DeviceGroup, device_groups, side_by_side
-from lockstep.tables.explain import validate
 from lockstep.tables.table import Table
+from lockstep.tables.validation import validate
 from parts.tasks import task_model
 from parts.tasks.lm_eval_tasks import reason
 from parts.tasks.task_model import TaskModel

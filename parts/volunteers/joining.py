@@ -36,8 +36,8 @@ from pipeline.runfile import Runtime, as_text, strangers
 from pipeline.runfile.answers import Use
 from pipeline.stage import devices, lock, logs
 from pipeline.stage.artifacts import Paths
-from pipeline.start import begin
-from pipeline.start.begin import Setup, repeats_bit_for_bit
+from pipeline.start import set_up
+from pipeline.start.set_up import Setup, repeats_bit_for_bit
 
 
 class FollowedRun(NamedTuple):
@@ -116,7 +116,7 @@ def open_run(address: str, run_file: Path, root: Path, key_file: Path) -> None:
     store = open_store(address, run.runtime)
     probe(store)
     devices.prepare(run)
-    setup = begin.read(run, paths.need("convert"), paths.need("download"))
+    setup = set_up.read(run, paths.need("convert"), paths.need("download"))
     document = opening.open_run(store, setup, key)
     print(f"open: {address}: {document.slots} slots, {size(document.payload_bytes)} a message")
 
@@ -168,7 +168,7 @@ def follow(
     devices.prepare(run)
     devices.keep_compiled(paths.store / "compiled")
     allocator.trim_after_compiling()
-    setup = begin.read_to_train(run, paths.need("convert"), paths.need("download"))
+    setup = set_up.read_to_train(run, paths.need("convert"), paths.need("download"))
     cudnn.check(run, setup.model)
     with lock.hold(paths.runs / f"{paths.key}.lock"):
         paths.match_scratch()

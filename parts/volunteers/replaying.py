@@ -17,7 +17,7 @@ from parts.volunteers.tables import volunteers_of
 from pipeline.audit.audit import audit_ends
 from pipeline.audit.replay import Replay
 from pipeline.audit.verdict import Finding
-from pipeline.start.begin import Setup
+from pipeline.start.set_up import Setup
 
 MOST_HEADER = 2**20  # bytes of a state's file before its arrays
 

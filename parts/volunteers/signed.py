@@ -15,8 +15,8 @@ from cryptography.exceptions import InvalidSignature
 
 from lockstep.errors import LockstepError
 from lockstep.files import loads
-from lockstep.tables.explain import validate_json
 from lockstep.tables.table import Table
+from lockstep.tables.validation import validate_json
 from parts.volunteers.keys import PrivateKey, PublicKey, public_text
 
 MOST_BYTES = 2**20

@@ -22,15 +22,15 @@ from parts.volunteers.chain.statements import Admissions
 from parts.volunteers.keys import parse_public
 from parts.volunteers.lab import opening
 from parts.volunteers.store.addresses import AddressReader, open_addressed
-from parts.volunteers.store.patient import LONGEST, PatientStore
+from parts.volunteers.store.patient_store import LONGEST, PatientStore
 from parts.volunteers.store.schemes import open_store
 from parts.volunteers.store.web_store import WebStore
 from parts.volunteers.tables import runtime_of, volunteers_of
-from parts.volunteers.training.from_state import LateJoiner
+from parts.volunteers.training.late_joiner import LateJoiner
 from parts.volunteers.training.process import Onlooker, Process, Volunteer
 from parts.volunteers.training.rounds import StoredSwarm
 from parts.volunteers.training.states import OwnStates, States
-from pipeline.start.begin import Setup, self_test
+from pipeline.start.set_up import Setup, self_test
 
 
 @dataclass

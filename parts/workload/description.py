@@ -15,8 +15,8 @@ from pydantic import Field, model_validator
 from lockstep.errors import LockstepError
 from lockstep.optim.optimizer import Tree
 from lockstep.tables.answers import ELEMENTS, Shape
-from lockstep.tables.explain import validate
 from lockstep.tables.table import AsTuple, Table, wrong
+from lockstep.tables.validation import validate
 from parts.workload.tables import workload_of
 from pipeline import runfile
 from pipeline.stage.keys import PROJECT, WORKLOADS, digest_of_files, files_of_factory

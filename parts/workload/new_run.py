@@ -4,8 +4,8 @@ from contextlib import closing, nullcontext
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
-from lockstep.tables.explain import validate
 from lockstep.tables.table import Count, Positive, Table
+from lockstep.tables.validation import validate
 from parts.workload.rows.writing import examples_of
 from parts.workload.worker import NEEDED, NO_ROWS, Worker
 from pipeline import runfile

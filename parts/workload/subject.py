@@ -17,7 +17,7 @@ from lockstep.optim.optimizer import Tree
 from lockstep.programs.columns import PLAIN, Column
 from lockstep.programs.local_training import HostSteps, Lots, one_by_one
 from lockstep.programs.train_step import Programs
-from lockstep.tables.explain import validate_json
+from lockstep.tables.validation import validate_json
 from lockstep.transcript.tensorfile import TensorFile
 from lockstep.transcript.trees import flatten, load_arrays, save_tree
 from parts.workload import export_folder

@@ -20,7 +20,7 @@ from lockstep.errors import LockstepError, expecting
 from lockstep.optim.optimizer import Tree
 from lockstep.programs.permutation import permute
 from lockstep.tables.answers import Metrics
-from lockstep.tables.explain import validate
+from lockstep.tables.validation import validate
 from parts.workload.description import SOURCE, Description, code_hash, files_of
 from parts.workload.process.messages import WorkerDiedError, WorkerError
 from parts.workload.process.shared_arrays import SharedArrays

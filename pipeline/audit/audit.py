@@ -11,14 +11,14 @@ from lockstep.protocol import consensus, links
 from lockstep.protocol.driver import RoundSettings
 from lockstep.protocol.round import Message, Round
 from lockstep.transcript.entry import TABLES, Entry
-from lockstep.transcript.follow import ContradictionError, begin_round, differing, finish_round
+from lockstep.transcript.recomputed import ContradictionError, begin_round, differing, finish_round
 from lockstep.transcript.state import State, hashes
 from lockstep.transcript.transcript import Transcript
 from lockstep.transcript.windows import Window
 from lockstep.wire import bound, exchange
 from lockstep.wire import message as wire
 from pipeline.audit.verdict import Finding
-from pipeline.start.begin import Setup
+from pipeline.start.set_up import Setup
 
 
 def audit(setup: Setup, transcript: Transcript, since: int | None = None) -> list[Finding]:

@@ -25,8 +25,8 @@ from lockstep.errors import LockstepError, expecting, shown
 from lockstep.files import link, sha256_file, write_json, write_text
 from lockstep.programs.columns import Column
 from lockstep.protocol.attestation import Hash
-from lockstep.tables.explain import validate_json
 from lockstep.tables.table import Table
+from lockstep.tables.validation import validate_json
 from lockstep.transcript.entry import Entry
 from lockstep.transcript.transcript import Transcript
 from lockstep.transcript.windows import Window
@@ -36,8 +36,8 @@ from pipeline.audit.audit import audit_ends, audit_header, audit_rounds
 from pipeline.audit.replay import Replay
 from pipeline.audit.unchecked_bundle import RUN, WorkerOfReader, read_run
 from pipeline.audit.verdict import SHOWN_BY, Finding, contradictions
-from pipeline.start import begin
-from pipeline.start.begin import Setup
+from pipeline.start import set_up
+from pipeline.start.set_up import Setup
 from pipeline.subject import subject_of
 
 KINDS = tuple(kind for kind, by in SHOWN_BY.items() if by != "record")
@@ -217,7 +217,7 @@ def read(folder: Path, max_gb: int, worker: WorkerOfReader | None = None) -> Bun
         bound = subject.vocab_size(header.model)
         rows = rows_file.read(folder / TOKENS, manifest.columns, run, bound)
     index = entries[0].round.data_index
-    setup = begin.blank(run, header.model, rows, manifest.columns, start, index)
+    setup = set_up.blank(run, header.model, rows, manifest.columns, start, index)
 
     found = audit_header(setup, transcript) + audit_rounds(setup, transcript, [window], window.last)
     _refuse_contradictions(transcript, found)

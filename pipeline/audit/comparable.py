@@ -11,7 +11,7 @@ from lockstep.protocol.round import Message
 from lockstep.transcript.entry import Header
 from pipeline.stage import devices
 from pipeline.stage.devices import BY_RULES
-from pipeline.start.begin import Setup
+from pipeline.start.set_up import Setup
 
 
 def why_not_comparable(setup: Setup, header: Header, sent: Iterable[Message]) -> str | None:

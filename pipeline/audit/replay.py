@@ -26,7 +26,7 @@ from lockstep.transcript.windows import Window
 from lockstep.wire import exchange
 from pipeline.audit.comparable import why_not_comparable
 from pipeline.audit.verdict import Finding
-from pipeline.start.begin import Setup
+from pipeline.start.set_up import Setup
 
 NO_REPEAT = (
     "had other bits when replayed twice here: comparable on a machine that repeats its steps"

@@ -20,8 +20,8 @@ from lockstep.machine.progress import size
 from lockstep.protocol.closing import sender
 from lockstep.protocol.driver import RunProgress
 from lockstep.protocol.run_state import ClientState
-from lockstep.tables.explain import meant, validate_json
 from lockstep.tables.table import Table
+from lockstep.tables.validation import meant, validate_json
 from lockstep.transcript.entry import Entry
 from pipeline.stage import lock
 from pipeline.stage.artifacts import Paths

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from . import limits
-from .host import HIDDEN, NetError, brief, hide, keep_secret, lacking, message, reveals
+from .errors import HIDDEN, NetError, brief, hide, keep_secret, lacking, message, reveals
 from .limits import NetSettings, TransientError, UnnamedVersionError, UnreachableError
 from .origin import Origin
 from .web import check_online

@@ -17,7 +17,7 @@ from urllib.parse import quote, urlencode, urlsplit
 from pydantic import AfterValidator, BaseModel, Field
 
 from . import limits, web
-from .host import NetError, brief, check_name, keep_secret, lacking, message
+from .errors import NetError, brief, check_name, keep_secret, lacking, message
 from .limits import Attempts, NetSettings, TransientError
 from .origin import READ_BYTES, SIZES, Origin, hasher, parse, validate
 from .web import NotFoundError, Request, opened

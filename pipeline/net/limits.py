@@ -14,7 +14,7 @@ from typing import ClassVar, Protocol, TypeVar
 from urllib3 import Retry
 from urllib3.exceptions import HTTPError, MaxRetryError
 
-from .host import BadRequestError, NetError, brief
+from .errors import BadRequestError, NetError, brief
 
 log = logging.getLogger(__name__)
 

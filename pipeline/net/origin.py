@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from .host import NetError, brief
+from .errors import NetError, brief
 
 READ_BYTES = 2**20
 SIZES = {"md5": 16, "crc32c": 4}  # bytes of those of Google's storage, the surest first

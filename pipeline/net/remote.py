@@ -17,7 +17,7 @@ from threading import Event
 from urllib.parse import quote, unquote, urlsplit
 
 from . import fsspec_files, google, limits, web
-from .host import AGENT, NetError, hide, keep_secret, message
+from .errors import AGENT, NetError, hide, keep_secret, message
 from .limits import Attempts, NetSettings, TransientError
 from .origin import Origin
 from .web import Request

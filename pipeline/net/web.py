@@ -25,7 +25,7 @@ import urllib3
 from urllib3 import exceptions
 
 from . import limits
-from .host import AGENT, NetError, brief, keep_secret, message, reveals
+from .errors import AGENT, NetError, brief, keep_secret, message, reveals
 from .limits import NetSettings, NotFetchedError, TransientError
 from .origin import SIZES, Origin, parse
 

@@ -18,7 +18,7 @@ from pipeline import runfile
 from pipeline.recheck.claim import PublicClaim
 from pipeline.recheck.outputs import HEADER, RUN, SOURCE, TRANSCRIPT
 from pipeline.recheck.published import ChainStart, PublishedRun
-from pipeline.start.begin import Setup
+from pipeline.start.set_up import Setup
 from pipeline.subject import subject_of
 from pipeline.weights import hf
 from pipeline.weights.fresh import fresh_params

@@ -16,7 +16,7 @@ from pipeline.language_model import held_out
 from pipeline.recheck.claim import PublicClaim
 from pipeline.recheck.outputs import COMPANIONS, HELD_OUT, PROOF, SHARDS
 from pipeline.recheck.published import PublishedRun
-from pipeline.start import begin
+from pipeline.start import set_up
 from pipeline.tokens.shards import read_shards
 from pipeline.tokens.tokenizer_files import GENERATION
 
@@ -32,7 +32,7 @@ def recheck(published: PublishedRun) -> list[PublicClaim]:
     _check_columns(list(read_shards(shards).columns), columns, shards)
     run, model = published.run, published.setup.model
     bound = published.setup.subject.vocab_size(model)
-    data = begin.rows(run, model, shards)
+    data = set_up.rows(run, model, shards)
     for name in published.rows:
         rows = rows_file.read(published.folder / name, columns, run, bound)
         if rows.indices_N[-1] >= len(data):

@@ -13,8 +13,8 @@ from lockstep.errors import LockstepError, brief, expecting
 from lockstep.files import read_json
 from lockstep.programs.columns import counted
 from lockstep.programs.permutation import MOST_INDICES
-from lockstep.tables.explain import validate_json
 from lockstep.tables.table import Count, NotNegative, Table
+from lockstep.tables.validation import validate_json
 from pipeline.audit import rows_file
 from pipeline.audit.verdict_text import measured_on
 from pipeline.joints import Joint

@@ -16,7 +16,7 @@ from pipeline import runfile
 from pipeline.audit.verdict import Finding
 from pipeline.recheck.claim import Kind
 from pipeline.recheck.outputs import TRANSCRIPT, MadeFile
-from pipeline.start.begin import Setup
+from pipeline.start.set_up import Setup
 from pipeline.subject import subject_of_model
 
 

@@ -26,7 +26,7 @@ from pipeline.audit.verdict import Finding
 from pipeline.recheck.claim import PublicClaim
 from pipeline.recheck.outputs import TRANSCRIPT
 from pipeline.recheck.published import PublishedRun
-from pipeline.start.begin import Setup
+from pipeline.start.set_up import Setup
 
 Arrived = Callable[[int, Tree, Tree], None]
 EVENTS = {  # in the rounds, by a reader's words

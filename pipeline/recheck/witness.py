@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from lockstep.errors import LockstepError, brief
-from lockstep.tables.explain import validate_json
+from lockstep.tables.validation import validate_json
 from lockstep.transcript.windows import Window
 from pipeline.audit import bundle, sample
 from pipeline.audit.audit import audit_ends

@@ -9,7 +9,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lockstep.tables.explain import show
+from lockstep.tables.validation import show
 from pipeline.net import remote
 from pipeline.runfile.tables import Evaluate
 

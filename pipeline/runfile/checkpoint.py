@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, JsonValue
 
 from lockstep.tables.table import NAME_BYTES, U32, Name, Table, text, wrong
 from lockstep.tables.variant import Variant, one_of
-from pipeline.net.host import is_path
+from pipeline.net.errors import is_path
 
 
 def _repo_or_folder(value: str) -> str:

@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 
 from lockstep.errors import LockstepError, shown
-from lockstep.tables.explain import validate
 from lockstep.tables.table import Count, Table
+from lockstep.tables.validation import validate
 from pipeline import runfile
 from pipeline.runfile.as_text import run_file
 from pipeline.runfile.data import Seed, TokenSize

@@ -12,9 +12,9 @@ from pydantic import BeforeValidator, Field, model_validator
 from lockstep.errors import LockstepError
 from lockstep.methods.card import Surroundings
 from lockstep.methods.misfits import check_faults, check_needs
-from lockstep.tables.explain import validate
 from lockstep.tables.links import Links
 from lockstep.tables.table import Table, missing, wrong
+from lockstep.tables.validation import validate
 from lockstep.transcript.windows import Snapshots
 from pipeline.runfile.data import Download
 from pipeline.runfile.parts import TABLES, check_parts, with_keys, with_tables

@@ -13,8 +13,8 @@ from typing import Any
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
 from lockstep.errors import RequestError
-from lockstep.tables.explain import show
 from lockstep.tables.table import Table
+from lockstep.tables.validation import show
 from lockstep.tables.variant import Variant
 from pipeline.runfile.answers import (
     BOUNDED,

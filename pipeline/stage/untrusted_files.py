@@ -23,7 +23,7 @@ import yaml
 
 from lockstep.errors import LockstepError, brief, expecting
 from lockstep.files import check_regular_file
-from pipeline.net.host import DEEPEST, check_name
+from pipeline.net.errors import DEEPEST, check_name
 
 # At most, of what packed data unpack to: bytes, or times their size. Text comes to 3 to 10 times.
 LEAST_UNPACKED, TIMES_UNPACKED = 2**22, 200

@@ -10,7 +10,7 @@ from lockstep.swarm.training_loop import StartingPoint, Watch
 from lockstep.transcript.observer import Observer
 from lockstep.transcript.transcript import Writer
 from pipeline.joints import Joint
-from pipeline.start.begin import Setup
+from pipeline.start.set_up import Setup
 
 
 class Site:

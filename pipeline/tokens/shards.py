@@ -17,8 +17,8 @@ from pydantic import AfterValidator, Field, JsonValue, model_validator
 from lockstep.errors import LockstepError
 from lockstep.files import write_bytes, write_json
 from lockstep.programs.columns import PLAIN, Column
-from lockstep.tables.explain import validate_json
 from lockstep.tables.table import Table, wrong
+from lockstep.tables.validation import validate_json
 from pipeline.net.origin import Origin
 from pipeline.runfile.data import AnyShuffle
 from pipeline.tokens.rows import AnyRows

@@ -27,8 +27,8 @@ from pydantic import Field
 from lockstep.errors import LockstepError
 from lockstep.files import write_json, writes
 from lockstep.machine.progress import Progress
-from lockstep.tables.explain import validate_json
 from lockstep.tables.table import AsTuple, Table
+from lockstep.tables.validation import validate_json
 from lockstep.transcript.tensorfile import TensorFile
 from pipeline import runfile
 from pipeline.net.google import KEY, BucketFile, BucketFolder

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lockstep.errors import LockstepError, keep_secret
 from lockstep.machine.progress import Progress
-from pipeline.net import host
+from pipeline.net import errors
 from pipeline.net.transfers import hub_files
 from pipeline.runfile import Network
 from pipeline.weights import hf
@@ -81,7 +81,7 @@ def push(
             parent_commit=info.sha,
         )
     except Exception as error:  # dozens of kinds; not chained, since it may hold the token
-        reason = host.message(error)
+        reason = errors.message(error)
         raise LockstepError(
             f"{repo_id}: {reason}, expected a repository on the hub that HF_TOKEN may write to"
         ) from None

@@ -12,7 +12,7 @@ from PIL import Image
 
 from benchmarks import methods_table
 from benchmarks.methods_table import FOLDER, PAGES, SECTION, derived, filled, rows
-from parts.comparison import written
+from parts.comparison import output_files
 from parts.comparison.results_table import conclusions, row_pairs
 from parts.comparison.search import Found
 from pipeline.stage.keys import PROJECT
@@ -132,7 +132,7 @@ def test_the_table_of_a_comparison_is_made_again_of_its_files(tmp_path, monkeypa
         seeds=tuple(seed | {"bytes_up": 400} for seed in table[0].seeds),
         found=Found({"rate": 2e-3, "x": 1.0}, ["rate"], ["rate"]),
     )
-    files = written.write(tmp_path / "c.toml", compare, table, "code")
+    files = output_files.write(tmp_path / "c.toml", compare, table, "code")
     content = {
         path.name.removeprefix("c."): path.read_text() for path in files if "csv" in path.name
     }

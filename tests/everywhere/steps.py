@@ -16,7 +16,7 @@ from lockstep.methods import CARDS
 from lockstep.programs.train_step import Programs
 from pipeline import runfile
 from pipeline.language_model.language_model import programs_of
-from pipeline.runfile.like import tables_like
+from pipeline.runfile.derived_run import tables_like
 from tests import tiny
 
 LLAMA = tiny.MODEL | {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 40}

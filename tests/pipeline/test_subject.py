@@ -1,7 +1,7 @@
 """What a run trains is asked of one place, which knows no part by name."""
 
 from pipeline import runfile, subject
-from pipeline.language_model.language_model_subject import LANGUAGE_MODEL
+from pipeline.language_model.subject import LANGUAGE_MODEL
 from pipeline.stage.keys import PROJECT
 
 RUN = runfile.load(PROJECT / "params/run.toml")

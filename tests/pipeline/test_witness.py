@@ -52,7 +52,7 @@ def one_device_and_programs_in_common(monkeypatch):
     move the process's store of them."""
     first = jax.devices()[:1]
     monkeypatch.setattr(jax, "devices", lambda: first)
-    monkeypatch.setattr("pipeline.start.begin.programs_of", tiny.programs_in_common)
+    monkeypatch.setattr("pipeline.start.set_up.programs_of", tiny.programs_in_common)
     monkeypatch.setattr(devices, "keep_compiled", lambda folder: None)
 
 

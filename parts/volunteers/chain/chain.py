@@ -23,7 +23,7 @@ from parts.volunteers.chain.signed_rounds import SignedRounds
 from parts.volunteers.chain.statements import Admissions, collected
 from parts.volunteers.keys import public_text
 from parts.volunteers.signed import opened
-from parts.volunteers.store.patient import PatientStore
+from parts.volunteers.store.patient_store import PatientStore
 from parts.volunteers.store.verbs import StoredObject
 
 BODIES = MessageRecord, JoinRequest, LeaveNotice, ShownState, RoundLink, AskedLink

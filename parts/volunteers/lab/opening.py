@@ -14,7 +14,7 @@ from parts.volunteers.keys import PrivateKey, PublicKey, parse_public, public_te
 from parts.volunteers.signed import MOST_BYTES, sign
 from parts.volunteers.store.verbs import Store
 from parts.volunteers.tables import volunteers_of
-from pipeline.start.begin import Setup, self_test
+from pipeline.start.set_up import Setup, self_test
 from pipeline.version import with_commit
 
 

@@ -17,8 +17,8 @@ from pydantic import Field
 from lockstep.errors import LockstepError, expecting
 from lockstep.files import writes
 from lockstep.protocol.attestation import Hash
-from lockstep.tables.explain import validate_json
 from lockstep.tables.table import AsTuple, Table
+from lockstep.tables.validation import validate_json
 from parts.volunteers.signed import MOST_BYTES, canonical
 from parts.volunteers.store.verbs import Store
 

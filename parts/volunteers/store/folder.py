@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lockstep.errors import LockstepError, expecting
 from parts.volunteers.store.verbs import MOST_NAMES, StoredObject, too_many
-from pipeline.net.host import check_name
+from pipeline.net.errors import check_name
 from pipeline.stage.untrusted_files import walk
 
 ASIDE = ".aside"  # where files are written, before they get their names

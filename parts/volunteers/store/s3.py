@@ -11,7 +11,7 @@ from typing import Any
 from lockstep.errors import LockstepError
 from parts.volunteers.store.web_store import StoreRequest
 from pipeline.net import fsspec_files
-from pipeline.net.host import hide, message
+from pipeline.net.errors import hide, message
 
 LONGEST = 7 * 24 * 3600  # seconds: no store signs for more
 SOON = 900  # seconds for which an address that is used at once is valid

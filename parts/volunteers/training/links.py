@@ -10,7 +10,7 @@ from parts.volunteers import layout
 from parts.volunteers.chain import links, turns
 from parts.volunteers.chain.act import Adopt, End, Look, Put, RoundRead, Wait, act
 from parts.volunteers.chain.links import AskedLink, FalseLinkError, Head
-from parts.volunteers.store.patient import Waits
+from parts.volunteers.store.patient_store import Waits
 from parts.volunteers.training.process import Process
 
 CameTo = TypeVar("CameTo")

@@ -19,7 +19,7 @@ from parts.volunteers.chain.act import End
 from parts.volunteers.chain.links import FalseLinkError, Head, RoundLink, SlotContent
 from parts.volunteers.chain.payloads import Expected
 from parts.volunteers.chain.turns import Turns, in_order, put_before, turns_to_close
-from parts.volunteers.store.patient import Waits
+from parts.volunteers.store.patient_store import Waits
 from parts.volunteers.training.links import BeginningLinks, RoundLinks, adopt
 from parts.volunteers.training.messages import OwnPart, RoundMessages, RoundResult, Settling
 from parts.volunteers.training.process import Process

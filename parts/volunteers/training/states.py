@@ -17,7 +17,7 @@ from parts.volunteers.chain.draws import AuditDraw
 from parts.volunteers.chain.links import RoundLink
 from parts.volunteers.signed import sign
 from parts.volunteers.store import chunks
-from parts.volunteers.store.patient import PatientStore
+from parts.volunteers.store.patient_store import PatientStore
 from parts.volunteers.store.verbs import Store
 from parts.volunteers.training.process import Volunteer
 

@@ -22,7 +22,7 @@ from typing import NoReturn
 
 import lockstep
 from lockstep.errors import LockstepError
-from lockstep.tables.explain import validate
+from lockstep.tables.validation import validate
 from parts.workload.process import messages
 from parts.workload.process.child_group import ChildGroup, environment_of
 from parts.workload.process.messages import (

@@ -31,7 +31,7 @@ from parts.workload.rows.writing import (
     write_arrays,
 )
 from parts.workload.tables import DataArrays, DataWorkload
-from pipeline.net.host import check_name
+from pipeline.net.errors import check_name
 from pipeline.runfile.data import Limit
 from pipeline.sources.provider import (
     HELD_OUT,

@@ -24,7 +24,7 @@ from parts.workload.rows.writing import (
     warnings_of,
 )
 from parts.workload.tables import DataFiles
-from pipeline.net.host import check_name
+from pipeline.net.errors import check_name
 from pipeline.sources.provider import (
     HELD_OUT,
     TRAIN,

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol, get_args
 import numpy as np
 
 from lockstep.errors import LockstepError, brief
-from lockstep.tables.explain import validate
+from lockstep.tables.validation import validate
 from pipeline.runfile.data import Limit
 from pipeline.sources.provider import HELD_OUT, TRAIN, FetchOptions
 from pipeline.sources.token_files.listing import max_tokens

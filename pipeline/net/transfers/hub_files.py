@@ -20,7 +20,7 @@ from urllib.parse import quote
 from pydantic import BaseModel, Field, RootModel
 
 from .. import remote, web
-from ..host import BadRequestError, NetError, check_name, is_path, message
+from ..errors import BadRequestError, NetError, check_name, is_path, message
 from ..limits import Bar, NetSettings, UnreachableError
 from ..origin import NetTable, Origin, hash_file, validate
 from ..web import Request, offline

@@ -25,7 +25,7 @@ from threading import Event
 from typing import Any, BinaryIO, NamedTuple
 
 from .. import remote, web
-from ..host import NetError
+from ..errors import NetError
 from ..limits import (
     Bar,
     CancelledError,

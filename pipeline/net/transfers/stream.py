@@ -15,7 +15,7 @@ from functools import partial
 from threading import Condition, Event, Thread
 
 from .. import remote
-from ..host import NetError, hide
+from ..errors import NetError, hide
 from ..limits import NetSettings
 from ..origin import Origin
 

@@ -23,8 +23,8 @@ import yaml
 from pydantic import Field
 
 from lockstep.errors import LockstepError, brief, expecting, hide
-from lockstep.tables.explain import validate
 from lockstep.tables.table import AsTuple, Table
+from lockstep.tables.validation import validate
 from pipeline.net import remote
 from pipeline.net.transfers import hub_files, store
 from pipeline.runfile import Network

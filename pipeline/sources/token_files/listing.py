@@ -23,7 +23,7 @@ from pydantic import Field
 from lockstep.errors import LockstepError, hide
 from lockstep.tables.table import Table
 from lockstep.tables.variant import variant_name
-from pipeline.net.host import check_name
+from pipeline.net.errors import check_name
 from pipeline.net.origin import Origin
 from pipeline.net.transfers import store
 from pipeline.runfile.data import TOKEN_BYTES, AnyShuffle, Data, Limit, TokenSize

@@ -29,12 +29,12 @@ from urllib.parse import unquote, urlsplit
 from pydantic import Discriminator, Field, Tag
 
 from lockstep.errors import LockstepError, hide
-from lockstep.tables.explain import validate
 from lockstep.tables.table import AsTuple, Table
+from lockstep.tables.validation import validate
 from lockstep.tables.variant import variant_name
 from pipeline.net import fsspec_files, remote, web
+from pipeline.net.errors import check_name
 from pipeline.net.google import BucketFolder
-from pipeline.net.host import check_name
 from pipeline.net.origin import Origin
 from pipeline.net.transfers import hub_files
 from pipeline.runfile import Network

@@ -16,7 +16,7 @@ from lockstep.protocol.driver import RunProgress
 from lockstep.protocol.round import Decision, Evidence, Message, Round, Travelling
 from lockstep.tables.links import Links
 from lockstep.transcript.entry import Entry
-from lockstep.transcript.follow import begin_round, finish_round
+from lockstep.transcript.recomputed import begin_round, finish_round
 from tests.lockstep.protocol import records, three_peers
 from tests.lockstep.protocol.driver import driven_run
 from tests.lockstep.protocol.driver.driven_run import Settings, commitment

@@ -13,7 +13,7 @@ from lockstep.swarm.faults import FaultSchedule
 from lockstep.swarm.peers import make_peers
 from lockstep.swarm.swarm import Swarm
 from lockstep.transcript.entry import Entry
-from lockstep.transcript.follow import follow
+from lockstep.transcript.recomputed import follow
 from lockstep.transcript.transcript import RoundsFile, Transcript
 from pipeline import runfile
 from pipeline.audit.verdict import Finding

@@ -1,10 +1,10 @@
 """A comparison, results and rows of its table, for tests."""
 
-from lockstep.tables.explain import validate
+from lockstep.tables.validation import validate
 from parts.comparison.compare_file import Compare
-from parts.comparison.ended import KEPT, TRAINED
 from parts.comparison.results_table import Row
 from parts.comparison.search import Found
+from parts.comparison.training_result import KEPT, TRAINED
 from pipeline import runfile
 from pipeline.stage.keys import PROJECT
 

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from lockstep.errors import LockstepError
 from lockstep.files import read_json
-from parts.comparison import commands, compare_file, plan_file, search, train, written
-from parts.comparison.ended import TRAINED
+from parts.comparison import commands, compare_file, output_files, plan_file, search, train
+from parts.comparison.training_result import TRAINED
 from parts.comparison.trainings import (
     Decided,
     PlannedTraining,
@@ -571,8 +571,10 @@ def test_a_table_replaces_none_of_another_file_and_its_name_keeps_its_dots(tmp_p
     method = PLAIN | {"label": "a|b \x1b[31m $\\x$ \u4e00"}
     one = compared(seeds=[3], methods={"a": method, "b": PLAIN, "c": PLAIN})
     table = [row("a", 4.0)._replace(label=one.methods["a"].label), row("b", 5.0), row("c", None)]
-    files = written.write(Path("params/compare.v2.toml"), one, table, "code")
-    assert {path.name for path in files} == {f"compare.v2{ending}" for ending in written.ENDINGS}
+    files = output_files.write(Path("params/compare.v2.toml"), one, table, "code")
+    assert {path.name for path in files} == {
+        f"compare.v2{ending}" for ending in output_files.ENDINGS
+    }
     heads, line = (files[0].read_text().splitlines()[i] for i in (2, 4))
     assert line.replace(r"\|", "").count("|") == heads.count("|") and "\x1b" not in line
     (pair,) = json.loads(files[2].read_text())["pairs"]

@@ -4,7 +4,6 @@ import math
 
 import pytest
 
-from parts.comparison.ended import TRAINED
 from parts.comparison.results_table import (
     at_equal_loss,
     conclusions,
@@ -18,6 +17,7 @@ from parts.comparison.results_table import (
     unbeaten,
     whole_gradients,
 )
+from parts.comparison.training_result import TRAINED
 from parts.comparison.trainings import PlannedTraining, by_seed, trainings
 from tests.parts.comparison.examples import BASE, LIAR, PLAIN, compared, made, row
 

@@ -28,7 +28,7 @@ from pipeline.recheck.published import PublishedRun, PublishedTranscript
 from pipeline.runfile import Network
 from pipeline.stage.artifacts import _digest
 from pipeline.stage.keys import digest, needs
-from pipeline.start import begin
+from pipeline.start import set_up
 from tests import tiny
 from tests.pipeline.sources import options
 
@@ -203,7 +203,7 @@ def _card(folder: Path, publication: Publication, whole: Unpacked, made: dict[st
     found = PublishedTranscript(whole.folder)
     run = runfile.parse(read_json(folder / outputs.RUN), "run.json")
     with tiny.like_a_process():
-        setup = begin.blank(run, found.header.model, None, publication.columns, 0, 0)
+        setup = set_up.blank(run, found.header.model, None, publication.columns, 0, 0)
     of_stages = {s: MadeFile.model_validate_json(json.dumps(said)) for s, said in made.items()}
     files = {name: sha256_file(folder / name) for name in publication.files}
     here = [folder, files, None, setup, found, [], [], [], [], None, of_stages, __version__]

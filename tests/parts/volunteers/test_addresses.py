@@ -17,7 +17,7 @@ from parts.volunteers import keys, layout, signed
 from parts.volunteers.lab.signing import sign_ahead
 from parts.volunteers.store import addresses, chunks, sealed
 from parts.volunteers.store.addresses import SignedAddresses, open_addressed
-from parts.volunteers.store.patient import PatientStore, Waits
+from parts.volunteers.store.patient_store import PatientStore, Waits
 from parts.volunteers.store.schemes import open_store
 from parts.volunteers.store.verbs import AwaitedError, MissedError
 from parts.volunteers.store.web_store import StoreRequest
@@ -338,7 +338,7 @@ def test_a_process_goes_on_once_more_is_signed(lab, bucket, monkeypatch, caplog)
 
 
 WAITS = """
-from parts.volunteers.store.patient import PatientStore
+from parts.volunteers.store.patient_store import PatientStore
 from parts.volunteers.store.verbs import AwaitedError
 from pipeline.stage import signals
 

@@ -19,8 +19,8 @@ from parts.volunteers.chain.links import AskedLink, Head
 from parts.volunteers.chain.statements import Admissions
 from parts.volunteers.signed import sign
 from parts.volunteers.store.folder import FolderStore
-from parts.volunteers.store.patient import PatientStore
-from parts.volunteers.training.from_state import LateJoiner
+from parts.volunteers.store.patient_store import PatientStore
+from parts.volunteers.training.late_joiner import LateJoiner
 from tests.lockstep.protocol.driver.driven_run import LONG, started
 from tests.parts.volunteers.test_links import RUN, TERMS, counted
 from tests.parts.volunteers.test_links import link as round_link

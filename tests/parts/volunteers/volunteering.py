@@ -15,7 +15,7 @@ from parts.volunteers.store.schemes import open_store
 from pipeline import runfile
 from pipeline.stage import pins
 from pipeline.stage.artifacts import Paths
-from pipeline.start import begin
+from pipeline.start import set_up
 from tests import tiny
 
 FINISHED = ("000", "001", "002", "follower")
@@ -72,7 +72,7 @@ def opened(
     found["pins"] = pins.write(base / "run.toml", base) | {"tasks": ""}
     lab, there = keys.create(folder / "lab.pem"), open_store(address)
     run, paths = runfile.load(base / "run.toml"), Paths("train", base / "run.toml", base)
-    setup = begin.read(run, paths.out("convert"), paths.out("download"))
+    setup = set_up.read(run, paths.out("convert"), paths.out("download"))
     opening.open_run(there, setup, lab)
     for peer in (*range(peers), None):
         root = folder / ("follower" if peer is None else f"{peer:03}")

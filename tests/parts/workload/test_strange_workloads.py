@@ -16,7 +16,7 @@ from parts.workload.process.messages import WorkerError
 from parts.workload.worker import Worker
 from pipeline import runfile, train
 from pipeline.audit.replay import Replay
-from pipeline.start import begin
+from pipeline.start import set_up
 from tests import tiny
 from tests.parts.workload.test_training import verdict_of
 from tests.pipeline.audit.edited.audited_run import record
@@ -194,7 +194,7 @@ def test_where_a_step_does_not_repeat_nobody_trains_and_nobody_is_accused(
     run, data = runfile.load(run_file), root / "data"
     window = run.snapshots().windows[-1]
     record(data / "trained/transcript", window.last, lambda state: state.update(params="ab" * 32))
-    setup = begin.read(run, data / "init", data / "shards")
+    setup = set_up.read(run, data / "init", data / "shards")
     with closing(setup.programs.steps.by):
         replay = Replay(setup, Transcript(data / "trained/transcript"))
         outcome = replay.window(window, range(run.peers.count), lambda: None)

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from lockstep.errors import LockstepError
 from lockstep.files import read_json
-from lockstep.tables.explain import validate
+from lockstep.tables.validation import validate
 from lockstep.transcript.transcript import Transcript
 from lockstep.transcript.trees import load_arrays
 from parts.workload import description, preflight

@@ -6,7 +6,7 @@ from pathlib import Path
 from lockstep.protocol import driver
 from lockstep.protocol.attestation import Attestation, attest
 from lockstep.transcript.entry import Entry
-from lockstep.transcript.follow import begin_round, finish_round
+from lockstep.transcript.recomputed import begin_round, finish_round
 from lockstep.transcript.transcript import Transcript
 from pipeline.audit.audit import audit
 from tests.lockstep.swarm.simulated import lab, run_of

@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 for path in sorted(Path(sys.argv[1], "net").rglob("[a-z]*.py")):
     import_module(".".join(path.relative_to(sys.argv[1]).with_suffix("").parts))
-from net import host, limits, remote, web
+from net import errors, limits, remote, web
 from net.transfers import store
 
 
@@ -37,7 +37,7 @@ network, bar = limits.NetSettings(attempts=2, stall_seconds=5.0), Bar()
 stored = [fetch(sys.argv[2]), fetch(sys.argv[2])]
 try:
     fetch(sys.argv[2] + "/none")
-except host.NetError as error:
+except errors.NetError as error:
     said = str(error)
 found = {name.partition(".")[0] for name in sys.modules}
 print(json.dumps({

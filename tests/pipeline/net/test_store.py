@@ -8,7 +8,7 @@ import pytest
 from lockstep.errors import LockstepError
 from lockstep.machine.progress import Progress
 from pipeline.net import remote, web
-from pipeline.net.host import NetError
+from pipeline.net.errors import NetError
 from pipeline.net.limits import FetchLimit
 from pipeline.net.origin import Origin
 from pipeline.net.transfers import hub_files, store

@@ -8,9 +8,9 @@ from pydantic import ValidationError
 
 from lockstep.methods.distro import OptimizerDistro
 from lockstep.methods.schedule import ScheduleCosine
-from lockstep.tables.explain import validate
 from lockstep.tables.faults import KINDS
 from lockstep.tables.links import Links
+from lockstep.tables.validation import validate
 from pipeline import runfile
 from pipeline.runfile.data import LocationNumberedFiles
 from pipeline.stage.keys import PROJECT

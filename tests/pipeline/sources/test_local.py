@@ -17,7 +17,7 @@ from pipeline.sources import dry_run
 from pipeline.sources.provider import fetch_options
 from pipeline.stage.artifacts import Paths
 from pipeline.stage.keys import PROJECT
-from pipeline.start import begin
+from pipeline.start import set_up
 from pipeline.tokens.shards import write_shards
 from tests import tiny
 from tests.errors import check_names
@@ -116,9 +116,9 @@ def test_a_run_that_measures_nothing_trains_on_what_is_held_out_only_by_default(
     (tmp_path / "init" / "hf" / "config.json").write_text('{"vocab_size": 9}')
     run = runfile.parse(tiny.run_document(root, held_out__sequences=measured).unwrap(), "a test")
     programs = SimpleNamespace(steps=SimpleNamespace(by=SimpleNamespace()))
-    monkeypatch.setattr(begin, "programs_of", lambda *_: programs)
-    monkeypatch.setattr(begin, "_read_start", lambda *_: None)
-    data = begin.read(run, tmp_path / "init", tmp_path / "out").data
+    monkeypatch.setattr(set_up, "programs_of", lambda *_: programs)
+    monkeypatch.setattr(set_up, "_read_start", lambda *_: None)
+    data = set_up.read(run, tmp_path / "init", tmp_path / "out").data
     trained = [0, 1] if measured or named else [0, 1, 2]
     assert data.take(np.arange(len(data)))[:, 0].tolist() == trained
     paths = Paths("download", tmp_path / "run.toml", tmp_path)

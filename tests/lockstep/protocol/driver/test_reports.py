@@ -7,7 +7,7 @@ import pytest
 from lockstep.protocol import driver
 from lockstep.protocol.consensus import ElectedWitnesses, Reports, SharedStore
 from lockstep.protocol.run_state import RunState
-from lockstep.transcript.follow import ContradictionError, begin_round, finish_round
+from lockstep.transcript.recomputed import ContradictionError, begin_round, finish_round
 from tests.lockstep.protocol import records
 from tests.lockstep.protocol.driver.driven_run import (
     LONG,

@@ -23,7 +23,7 @@ from lockstep.wire import message as wire
 from parts.publication import layout, publish, transcript
 from pipeline import runfile
 from pipeline.recheck import outputs
-from pipeline.start import begin
+from pipeline.start import set_up
 from pipeline.weights import hf
 from pipeline.weights.fresh import fresh_params
 from tests import tiny
@@ -111,7 +111,7 @@ def programs_of(folder: Path) -> Programs:
     run = runfile.parse(read_json(folder / outputs.RUN), "run.json")
     model = read_json(folder / HEADER)["model"]
     with tiny.like_a_process():
-        return begin.blank(run, model, None, ("inputs",), 0, 0).programs
+        return set_up.blank(run, model, None, ("inputs",), 0, 0).programs
 
 
 def other_message(folder: Path) -> None:
@@ -252,16 +252,16 @@ def test_another_learning_rate_in_the_transcript_too_is_found_without_replay(fol
 
 def test_an_optimizer_that_began_with_a_planted_state_is_refused(tmp_path, monkeypatch):
     """Momentum leads true fresh weights wherever the author likes, and all replays agree."""
-    read_start = begin._read_start
+    read_start = set_up._read_start
 
-    def planted(*arguments: object) -> begin.Start:
+    def planted(*arguments: object) -> set_up.Start:
         start = read_start(*arguments)
         shared = jax.tree.map(lambda leaf: np.full_like(leaf, 3), start.state.shared)
         return start._replace(state=start.state._replace(shared=shared))
 
     run_file, root = tiny.start(tmp_path, model__LLM__optimizer=tiny.ADAMW)
     with monkeypatch.context() as forger:
-        forger.setattr(begin, "_read_start", planted)
+        forger.setattr(set_up, "_read_start", planted)
         tiny.make(run_file, root, *layout.ALWAYS)
         publish.write(tmp_path / "whole", run_file, root, 2, None)
     assert "the shared state before the first round has hash " in refusal(tmp_path / "whole")

@@ -13,11 +13,11 @@ from lockstep.programs.columns import PLAIN
 from pipeline import download, runfile
 from pipeline.audit import rows_file
 from pipeline.language_model import held_out
-from pipeline.language_model.language_model_subject import LanguageModelSubject
+from pipeline.language_model.subject import LanguageModelSubject
 from pipeline.pages.report_page import _data
 from pipeline.sources import dry_run
 from pipeline.stage.artifacts import INPUTS, Paths
-from pipeline.start import begin
+from pipeline.start import set_up
 from pipeline.tokens.shards import read_shards
 from tests import tiny
 from tests.errors import refused
@@ -51,7 +51,7 @@ def stage(tmp_path) -> Stage:
 def test_a_language_model_is_not_trained_on_them(stage, tmp_path):
     run, shards = stage()
     with pytest.raises(LockstepError) as caught:
-        begin.read_to_train(run, tmp_path, shards)
+        set_up.read_to_train(run, tmp_path, shards)
     assert str(caught.value).startswith(
         "model.LLM.data_location.Arrays: rows are arrays, expected tokens: a language model"
     )
@@ -63,7 +63,7 @@ def test_another_width_than_the_runs_is_refused_with_both_and_the_file(
     run, shards = stage(model__LLM__max_seq_len=16)
     monkeypatch.setattr(LanguageModelSubject, "any_rows", True)  # as a workload does
     with pytest.raises(LockstepError) as caught:
-        begin.read_to_train(run, tmp_path, shards)
+        set_up.read_to_train(run, tmp_path, shards)
     words = "the number of words in a row of"
     expected = f"model.LLM.max_seq_len is 16, expected 5, {words} {tmp_path}/a.safetensors"
     assert str(caught.value) == expected

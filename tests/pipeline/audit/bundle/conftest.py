@@ -17,7 +17,7 @@ def flipped(tmp_path_factory) -> tuple[dict, dict[str, Path]]:
 
 @pytest.fixture(autouse=True)
 def equal_runs_have_their_programs_in_common(monkeypatch):
-    monkeypatch.setattr("pipeline.start.begin.programs_of", tiny.programs_in_common)
+    monkeypatch.setattr("pipeline.start.set_up.programs_of", tiny.programs_in_common)
 
 
 @pytest.fixture

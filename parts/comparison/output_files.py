@@ -10,7 +10,6 @@ from typing import Any
 from lockstep.errors import shown
 from lockstep.files import write_bytes, write_json, write_text
 from parts.comparison.compare_file import Compare
-from parts.comparison.ended import TRAINED
 from parts.comparison.picture import draw
 from parts.comparison.plan_file import name_of, table_path
 from parts.comparison.results_table import (
@@ -23,6 +22,7 @@ from parts.comparison.results_table import (
     row_pairs,
     tables,
 )
+from parts.comparison.training_result import TRAINED
 from pipeline.pages.templates import fill
 
 CSV = (".csv", ".seeds.csv", ".pairs.csv", ".curves.csv", ".search.csv")

@@ -2,8 +2,8 @@
 
 import pytest
 
-from lockstep.tables.explain import show
 from lockstep.tables.faults import KINDS, Fault
+from lockstep.tables.validation import show
 from tests.pipeline.runfile.edited_run import DISTRO, REMOVE, complaint
 
 

@@ -14,7 +14,7 @@ from lockstep.protocol import consensus, driver
 from lockstep.protocol.driver import RunProgress
 from lockstep.protocol.round import Evidence, Message, Round
 from lockstep.transcript.entry import Entry, EpochParams
-from lockstep.transcript.follow import follow
+from lockstep.transcript.recomputed import follow
 from lockstep.transcript.transcript import RoundsFile, Writer
 from lockstep.transcript.windows import Snapshots
 from pipeline import runfile

@@ -1,13 +1,13 @@
 """Work aside: what others have there stays, and `lockstep clean` removes what SIGKILL leaves."""
 
-from parts.publication import aside
+from parts.publication import temporary_folder
 from pipeline.__main__ import clean
 
 
 def test_what_was_there_before_stays(tmp_path):
     other = tmp_path / "data" / "runs" / "1234"
     other.mkdir(parents=True)
-    with aside.folder(other.parent, "verify", "again") as place:
+    with temporary_folder.folder(other.parent, "verify", "again") as place:
         assert list(place.iterdir()) == [] and place.parent == other.parent
     assert list(other.parent.iterdir()) == [other]
 
@@ -15,8 +15,8 @@ def test_what_was_there_before_stays(tmp_path):
 def test_clean_removes_what_a_kill_leaves(tmp_path, monkeypatch):
     runs = tmp_path / "data" / "runs"
     with monkeypatch.context() as patch:
-        patch.setattr(aside.shutil, "rmtree", lambda *_, **__: None)  # as a kill would
-        with aside.folder(runs, "verify", "again") as place:
+        patch.setattr(temporary_folder.shutil, "rmtree", lambda *_, **__: None)  # as a kill would
+        with temporary_folder.folder(runs, "verify", "again") as place:
             (place / "weights").write_text("x")
     assert place.exists()
     clean(tmp_path)

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, create_model
 
 from lockstep.errors import LockstepError
-from lockstep.tables.explain import validate
+from lockstep.tables.validation import validate
 from pipeline.stage.artifacts import read_sealed
 
 TRAINED = "train_seconds"  # simulated: of training and links
