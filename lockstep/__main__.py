@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 
 def main() -> None:
-    """Run a command.
+    """Run a command of `lockstep`, which the pipeline has.
 
     In a checkout `pipeline` lies beside this folder, once installed in it. It is imported by name,
     so that nothing of the library depends on it.

@@ -41,21 +41,21 @@ class LockstepError(Exception):
 
 
 class DivergedError(LockstepError):
-    """A training's loss, or all its messages, are no finite numbers any more."""
+    """The error of a training that diverged: loss, or all messages, are no finite numbers."""
 
     status = 5  # of the process, and of no other error's
 
 
 class StepError(LockstepError):
-    """A peer could not take its step; others can go on without it."""
+    """The error of a peer that could not take its step; others can go on without it."""
 
 
 class UnfinishedError(LockstepError):
-    """This machine stopped the work, as by its memory: nothing is known of its target."""
+    """The error of work that this machine stopped, as by its memory: the target is not judged."""
 
 
 class RequestError(LockstepError):
-    """A request cannot be met, though nothing is wrong with its target."""
+    """The error of a user's request that cannot be met, though nothing is wrong with its target."""
 
 
 @contextmanager
@@ -79,7 +79,7 @@ def first_line(error: BaseException) -> str:
 
 
 def keep_secret(*secrets: str | None) -> None:
-    """Hide these in whatever is shown from now on, also as an address or JSON would spell them."""
+    """Hide these secrets in what errors show from now on, also as an address or JSON has them."""
     for secret in secrets:
         if secret and len(secret) >= LEAST:
             bare = secret.rstrip("=")  # base64, as some write it
@@ -88,13 +88,13 @@ def keep_secret(*secrets: str | None) -> None:
 
 
 def reveals(text: str) -> bool:
-    """Return whether a text has one of the secrets that are kept, which is no chance."""
+    """Return whether an error's text has one of the secrets that are kept, which is no chance."""
     certain = tuple(secret for secret in tuple(_secrets) if len(secret) >= CERTAIN)
     return _any_of(certain).search(text) is not None
 
 
 def hide(text: str) -> str:
-    """Return a text without secrets, in whatever case their letters are.
+    """Return an error's text without secrets, in whatever case their letters are.
 
     Hides those that are kept, users, passwords and queries in addresses, and what signs a request.
     It takes time in proportion to the text, whatever that says: no two of a pattern's matches, the
@@ -117,19 +117,19 @@ def _without_query(address: re.Match[str]) -> str:
 
 
 def _secret_pattern() -> re.Pattern[str]:
-    """Return a pattern of the secrets that are kept."""
+    """Return a regular expression of the secrets that errors hide."""
     return _any_of(tuple(_secrets))
 
 
 @lru_cache(maxsize=4)
 def _any_of(secrets: tuple[str, ...]) -> re.Pattern[str]:
-    """Return a pattern of any of these texts, the longest first; of nothing, if there are none."""
+    """Return a regular expression of any of these secrets, the longest first; of none: nothing."""
     longest = sorted(secrets, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest)) or r"(?!)", re.IGNORECASE)
 
 
 def shown(text: str) -> str:
-    """Return a text as one line without secrets, in which nothing steers a terminal."""
+    """Return a text for an error: one line without secrets, in which nothing steers a terminal."""
     text = hide(text)
     if text.isprintable():
         return text
@@ -137,7 +137,7 @@ def shown(text: str) -> str:
 
 
 def brief(text: str, width: int = 60) -> str:
-    """Return the beginning of `shown`, in which no secret is cut in two."""
+    """Return the beginning of `shown`, for an error, in which no secret is cut in two."""
     line = shown(_beginning(text))
     if len(line) <= width and len(text) <= BOUND:
         return line
@@ -145,7 +145,7 @@ def brief(text: str, width: int = 60) -> str:
 
 
 def _beginning(text: str) -> str:
-    """Return the beginning of a long text, up to where a secret would be cut in two."""
+    """Return the beginning of an error's long text, up to where a secret would be cut in two."""
     if len(text) <= BOUND:
         return text
     stop, longest = BOUND, max(map(len, _secrets), default=0)
@@ -156,7 +156,7 @@ def _beginning(text: str) -> str:
 
 
 def _end(text: str) -> str:
-    """Return the end of a long text, from a word on that is no part of a secret."""
+    """Return the end of an error's long text, from a word on that is no part of a secret."""
     start, longest = len(text) - BOUND, max(map(len, _secrets), default=0)
     word = re.compile(r"\s|\Z").search(text, start)  # the text before it may be a query's
     start = word.start() if word else len(text)

@@ -63,18 +63,18 @@ def _open_alone(path: Path) -> BinaryIO:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write a file that is complete or absent after a kill."""
+    """Write bytes to a file that is complete or absent after a kill."""
     with written(path) as file:
         file.write(data)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write UTF-8 text, as `write_bytes` does."""
+    """Write UTF-8 text to a file, as `write_bytes` does."""
     write_bytes(path, text.encode())
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write indented JSON, as `write_bytes` does; NaN, which JSON does not have, is refused."""
+    """Write indented JSON to a file, as `write_bytes` does; NaN, which JSON lacks, is refused."""
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
@@ -162,7 +162,7 @@ def read_json(path: Path) -> dict:
 
 
 def loads(text: str | bytes) -> Any:
-    """Return the value of a JSON text.
+    """Return the value of a file's JSON text, which everybody reads alike.
 
     Raises:
       ValueError: It is no JSON, a key appears twice in a table, or a number is not finite.
@@ -178,7 +178,7 @@ def loads(text: str | bytes) -> Any:
 
 
 def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a table of JSON whose keys stand once; an `object_pairs_hook`."""
+    """Return a table of a file's JSON whose keys stand once; an `object_pairs_hook`."""
     table = dict(pairs)
     if len(table) < len(pairs):
         names = [name for name, _ in pairs]
@@ -188,7 +188,7 @@ def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _finite(number: str) -> float:
-    """Return a number of JSON, which has neither NaN nor infinity; Python reads and writes both."""
+    """Return a number of a file's JSON, without NaN and infinity, which Python reads and writes."""
     value = float(number)
     if not math.isfinite(value):
         raise ValueError(f"{brief(number, 20)} is not a finite number")
@@ -196,6 +196,6 @@ def _finite(number: str) -> float:
 
 
 def _integer(number: str) -> int:
-    """Return an integer of JSON, if a float can hold it."""
+    """Return an integer of a file's JSON, if a float can hold it."""
     _finite(number)
     return int(number)

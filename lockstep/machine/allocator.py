@@ -30,7 +30,7 @@ COMPILED = "/jax/core/compile/backend_compile_duration"  # JAX's name of the eve
 
 
 def tune() -> None:
-    """Restart this process, once, with TUNABLES, which glibc reads only at its start.
+    """Restart this process, once, with TUNABLES of malloc, which glibc reads only at its start.
 
     Settings of the user (`GLIBC_TUNABLES`, also an empty one) stay.
     """

@@ -15,7 +15,7 @@ RESIDENT = Path("/proc/self/statm")
 
 
 def check(tree: Any, what: str, memory_gb: float | None) -> None:
-    """Check that arrays, or what has their shapes and dtypes, can be in memory together.
+    """Check that arrays, or what has their shapes and dtypes, fit into this memory together.
 
     Errors call them `what`. `memory_gb` is the limit; None is the machine's memory.
     """

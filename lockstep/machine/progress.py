@@ -12,7 +12,7 @@ BRIEF_SECONDS = 1.0  # transfers shorter than this are not shown
 
 
 def size(count: float) -> str:
-    """Return a number of bytes as text, in powers of 1000: 34.1 kB."""
+    """Return a number of bytes as text for a progress bar, in powers of 1000: 34.1 kB."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if count < 999.5:
             return f"{count:.0f} bytes" if unit == "bytes" else f"{count:.1f} {unit}"
@@ -44,7 +44,7 @@ class Progress:
         return self
 
     def advance(self, count: int = 1, **fields: object) -> None:
-        """Count `count` more units, and show the fields as `name value` beside them."""
+        """Count `count` more units of progress, and show the fields as `name value` beside them."""
         now = time.monotonic()
         with self._counting:  # called from several threads
             self.done += count
@@ -76,7 +76,7 @@ class Progress:
         from rich.text import Text
 
         class BarOverText(Bar):
-            """A bar, and below it the fields, which may need more than a line."""
+            """A progress bar, and below it the fields, which may need more than a line."""
 
             def get_renderables(self) -> Iterator[Any]:
                 yield from super().get_renderables()
@@ -93,7 +93,7 @@ class Progress:
         )
 
     def _ends(self) -> bool:
-        """Return whether the last line is due; bytes have one only after an earlier one."""
+        """Return whether the last line of progress is due; bytes have one only after an earlier."""
         shown = self.unit != "byte" or self._last_line != self._began
         return shown and self.done == self.total
 

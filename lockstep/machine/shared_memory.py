@@ -19,7 +19,7 @@ SPARE = 2**27  # bytes that are left to others there
 
 
 class SharedMemory:
-    """Bytes in memory if there is room, else in a file of a folder.
+    """Shared bytes: in memory if there is room, else in a file of a folder.
 
     Attributes:
       words: The bytes as int32.
@@ -39,14 +39,14 @@ class SharedMemory:
                 self._reserve(size, folder)
 
     def forget(self) -> None:
-        """Let go of the name, once both have mapped it: so no kill leaves a file behind."""
+        """Let go of the shared memory's name, once both have mapped it: a kill leaves no file."""
         if self._descriptor is None:
             self.path.unlink(missing_ok=True)
         else:
             os.close(self._descriptor)
 
     def _reserve(self, size: int, folder: Path | None) -> None:
-        """Take bytes that are there: a write to one that is not would end this process."""
+        """Take shared memory that is there: a write to one that is not would end this process."""
         self._descriptor = None
         if folder is None:
             descriptor = os.memfd_create("lockstep", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)

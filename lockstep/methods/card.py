@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Setting(NamedTuple):
-    """What an optimizer is built from beside its table.
+    """What a method's optimizer is built from beside its table.
 
     Attributes:
       learning_rate: A schedule of the step, counted from 1.
@@ -39,14 +39,14 @@ class Setting(NamedTuple):
 
     @property
     def aggregate(self) -> "AggregateFn":
-        """The rule by which the values that peers sent become one."""
+        """The rule by which the values that a method's peers sent become one."""
         from lockstep.optim.aggregation import RULES
 
         return RULES[self.aggregation](self.liars)
 
     @property
     def alone(self) -> "Setting":
-        """The setting of local steps, which a peer takes by itself."""
+        """The setting of a method's local steps, which a peer takes by itself."""
         return self._replace(aggregation="mean", liars=0)
 
 
@@ -85,42 +85,42 @@ class OptimizerVariant(Variant):
 
     @property
     def parts(self) -> dict[str, "OptimizerVariant"]:
-        """The optimizer itself and those within it, by their full names in a run file."""
+        """The method's optimizer itself and those within it, by their full names in a run file."""
         return {variant_name(self): self}
 
     @property
     def steps_of_a_round(self) -> int:
-        """Local steps that a peer takes in a round."""
+        """Local steps that a peer takes in a round by this method."""
         return 1
 
     @property
     def is_signs(self) -> bool:
-        """Whether messages are signs, which have no size."""
+        """Whether the method's messages are signs, which have no size."""
         return False
 
     @property
     def kept(self) -> int:
-        """Coefficients of a block that a message names by their indices; 0 if it names none."""
+        """Coefficients of a block that the method's messages name by index; 0 if they name none."""
         return 0
 
     @property
     def needs_layers(self) -> bool:
-        """Whether it takes other steps for matrices of layers, so that these must be named."""
+        """Whether the method steps otherwise for matrices of layers, which must be named then."""
         return False
 
     @property
     def is_rounded(self) -> bool:
-        """Whether messages are in a number format of their own, in which they have no sum."""
+        """Whether the method's messages are in a number format of their own, without a sum."""
         return False
 
     def needs(self, run: Surroundings) -> Misfits:
-        """Return what does not fit of the rest of its run; misfits.py has what is common to all."""
+        """Return what of the rest of its run misfits the method; misfits.py has what all need."""
         return []
 
     def closing(
         self, common: "Closing", speeds: Sequence[float], *, settle_every: int, last: int
     ) -> "Closing":
-        """Return what rounds wait for: by default, as is `common`, for all messages.
+        """Return what a method's rounds wait for: by default, as is `common`, for all messages.
 
         Peers train so many tokens per second. No message travels on from the `last` round, nor from
         any round that is a multiple of `settle_every`, unless that is 0.
@@ -128,7 +128,7 @@ class OptimizerVariant(Variant):
         return common
 
     def build(self, setting: Setting) -> "Optimizer":
-        """Return the optimizer; `build` below checks first that it fits."""
+        """Return the method's optimizer; `build` below checks first that it fits."""
         tags = [kind.tag() for kind in variants_of(OptimizerVariant) if "build" in vars(kind)]
         raise LockstepError(
             f"{variant_name(self)}: this release cannot train with it, expected "
@@ -172,7 +172,7 @@ SMALL, LARGER = 1_850_000, 5_000_000  # params of the models there
 
 
 class StatedRate(NamedTuple):
-    """A learning rate, the params of the model that it is stated for, and the file that says so."""
+    """A card's learning rate, the params of the model it is stated for, and the file saying so."""
 
     params: int
     rate: float
@@ -198,21 +198,21 @@ class Card(NamedTuple):
 
     @property
     def tag(self) -> str:
-        """Its table's name in a run file."""
+        """The name of the card's table in a run file."""
         return self.table.tag()
 
     @property
     def local_steps(self) -> int:
-        """Local steps of a round."""
+        """The card's local steps of a round."""
         return self.settings.get("inner_steps", 1) // self.settings.get("fragments", 1)
 
     @property
     def step_scale(self) -> dict[str, float]:
-        """Its step-size factors by group."""
+        """The card's step-size factors by group."""
         return self.settings.get("step_scale", {})
 
     def rate_for(self, params: int | None) -> StatedRate:
-        """Return the rate stated for the size that is nearest, by ratio; None is the smallest."""
+        """Return the card's rate for the size that is nearest, by ratio; None is the smallest."""
         return min(self.rates, key=lambda rate: abs(math.log(rate.params / (params or SMALL))))
 
     def for_groups(self, groups: Collection[str]) -> "Card":
@@ -224,5 +224,5 @@ class Card(NamedTuple):
 
 
 def stated(file: str, rate: float, *more: StatedRate) -> tuple[StatedRate, ...]:
-    """Return the rates of a method: `rate` for the small model of RESULTS.md, and others."""
+    """Return a card's rates: `rate` for the small model of RESULTS.md, and others."""
     return StatedRate(SMALL, rate, file), *more

@@ -33,7 +33,7 @@ class OuterVariant(Variant):
     """Learning rate of the outer step, the same in every round."""
 
     def build(self, setting: Setting) -> "Optimizer":
-        """Return the outer optimizer."""
+        """Return the outer optimizer of Decoupled DiLoCo."""
         raise NotImplementedError
 
 

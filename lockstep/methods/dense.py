@@ -29,11 +29,11 @@ class OptimizerDummy(OptimizerVariant):
 
 
 class Dense(OptimizerVariant):
-    """Plain data parallelism: each peer sends its whole gradient."""
+    """A method of plain data parallelism: each peer sends its whole gradient."""
 
 
 class Moments(Dense, ByGroup):
-    """Adam's moments of the mean of all peers' gradients."""
+    """A dense method with Adam's moments, of the mean of all peers' whole gradients."""
 
     betas: Annotated[tuple[Decay, ...], Field(min_length=2, max_length=2), AsTuple]
     """Decay rates of the first and second moment, [b1, b2]."""

@@ -32,7 +32,7 @@ class OptimizerDiLoCo(Rounded, OuterSteps):
 
 
 class Fragmented(Rounded):
-    """Pseudogradients of one fragment of the params in each round, adopted later."""
+    """A method like Streaming DiLoCo: one fragment of the params a round, adopted later."""
 
     inner_steps: Count
     """Local steps of a peer between two exchanges of a fragment, a multiple of `fragments`; a round

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Compressing(OptimizerVariant, ByGroup):
-    """Each peer sends the largest DCT coefficients of its momentum."""
+    """A method of DisTrO's kind: each peer sends the largest DCT coefficients of its momentum."""
 
     overlaps = True
     sends = "coefficients"
@@ -51,7 +51,7 @@ class Compressing(OptimizerVariant, ByGroup):
         return min(self.compression_topk, self.compression_chunk)
 
     def momentum(self, setting: Setting, update: str = "sign") -> "CompressedMomentum":
-        """Return the momentum, what of it is sent, and the update that is made from the mean."""
+        """Return DisTrO's momentum, what of it is sent, and the update that is made of the mean."""
         from lockstep.optim.compressed.compressor import Compressor
         from lockstep.optim.compressed.distro import CompressedMomentum
         from lockstep.optim.directions import StepDirection

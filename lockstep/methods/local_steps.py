@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class LocalSteps(OptimizerVariant):
-    """Each peer takes local steps, then sends its pseudogradient: shared params minus its own."""
+    """A method of local steps; then each peer sends its pseudogradient, shared params minus own."""
 
     inner_steps: Count
     """Local steps of a peer in a round, each on an equal share of its sequences; peers x
@@ -35,12 +35,12 @@ class LocalSteps(OptimizerVariant):
         return self.inner_steps
 
     def inner_optimizer(self, setting: Setting) -> "Optimizer":
-        """Return the optimizer of the local steps."""
+        """Return the inner optimizer, which takes a method's local steps."""
         return self.inner.build(setting.alone)
 
 
 class OuterSteps(LocalSteps):
-    """The mean of the peers' pseudogradients is the gradient of an outer SGD."""
+    """A method of local steps whose mean pseudogradient is the gradient of an outer SGD."""
 
     outer_learning_rate: Annotated[float, Field(gt=0)]
     """Learning rate of the outer step, the same in every round; 0.7 in DiLoCo."""
@@ -56,7 +56,7 @@ class OuterSteps(LocalSteps):
         return self
 
     def outer_sgd(self, setting: Setting) -> "Optimizer":
-        """Return the outer SGD."""
+        """Return the outer SGD of a method with local steps."""
         from lockstep.optim.local.local_steps import outer_sgd
 
         return outer_sgd(
@@ -71,7 +71,7 @@ Quantize = Literal["bfloat16", "float16", "int8", "int4", "qsgd8", "qsgd4", "two
 
 
 class Rounded(LocalSteps):
-    """Pseudogradients that can be rounded before they are sent."""
+    """A method of local steps whose pseudogradients can be rounded before they are sent."""
 
     quantize: Quantize | None = None
     """Number format of the pseudogradients that peers send; float32 by default. Each block has a
@@ -109,7 +109,7 @@ class Rounded(LocalSteps):
         return self.quantize is not None
 
     def rounded(self, outer: "Optimizer") -> "Optimizer":
-        """Return an outer optimizer with messages in the number format of `quantize`."""
+        """Return a method's outer optimizer with messages in the number format of `quantize`."""
         if not self.quantize:
             return outer
         import jax.numpy as jnp

@@ -25,7 +25,7 @@ def check_needs(
 
 
 def _aggregation(table: OptimizerVariant, run: Surroundings) -> Misfits:
-    """Return where a rule of `[peers] aggregation` would do nothing, or cannot be."""
+    """Return misfits of a rule of `[peers] aggregation`: where it does nothing, or cannot be."""
     rule, liars, name = run.aggregation, run.liars or 0, table.tag()
     if run.liars is None and rule in OF_LIARS:
         return [("peers.liars", f"a number of peers that may lie with {rule}")]
@@ -49,7 +49,7 @@ def _aggregation(table: OptimizerVariant, run: Surroundings) -> Misfits:
 
 
 def _topology(table: OptimizerVariant, run: Surroundings) -> Misfits:
-    """Return where messages would be summed on their way, and have no sum."""
+    """Return misfits of a topology: where messages would be summed underway, and have no sum."""
     if run.topology == "broadcast":
         return []
     expected = None
@@ -103,6 +103,6 @@ def check_faults(
 
 
 def _are_one(fault: Fault, other: Fault) -> bool:
-    """Return whether two faults of a schedule are the same for some peer in some round."""
+    """Return whether two faults of a schedule misfit: the same for some peer in some round."""
     disjoint = fault.rounds[0] > other.rounds[1] or other.rounds[0] > fault.rounds[1]
     return fault.kind == other.kind and bool(set(fault.peers) & set(other.peers)) and not disjoint

@@ -85,7 +85,7 @@ AnySchedule = one_of(ScheduleVariant)
 
 
 def learning_rate_of(table: ScheduleVariant) -> "LearningRate":
-    """Return the schedule of a table, whose keys are the function's arguments."""
+    """Return the learning-rate schedule of a table, whose keys are the function's arguments."""
     from lockstep.optim import schedules  # with JAX, which reading a run file does not need
 
     schedule = {

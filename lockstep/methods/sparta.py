@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Places(LocalSteps):
-    """All peers take the mean of a few elements of their params, chosen at random."""
+    """A method like SPARTA: peers take the mean of a few elements of their params, at random."""
 
     share: Annotated[float, Field(gt=0, le=1)]
     """Share of the params that is exchanged in a round; bytes are proportional to it. Params are
@@ -33,7 +33,7 @@ class Places(LocalSteps):
     again whenever all have had their turn."""
 
     def sparta(self, setting: Setting) -> "Optimizer":
-        """Return SPARTA: the mean of a few elements."""
+        """Return the optimizer SPARTA: the mean of a few elements of the params."""
         from lockstep.optim.local.sparta import sparta
 
         settings = {key: getattr(self, key) for key in Places.model_fields}

@@ -23,7 +23,7 @@ class AggregateFn(Protocol):
     """aggregate(values, weight) -> tree."""
 
     def __call__(self, values: Tree, weight: jax.Array) -> Tree:
-        """Return one tree for the values of all peers.
+        """Return the aggregate of all peers' values: one tree.
 
         Args:
           values: Arrays with a leading axis [peer], of any float; they are merged in float32. A
@@ -37,7 +37,7 @@ class AggregateFn(Protocol):
 
 
 def mean(values: Tree, weight: jax.Array) -> Tree:
-    """Return the mean over peers by their weights; see `AggregateFn`."""
+    """Return the aggregate by the mean over peers with their weights; see `AggregateFn`."""
     # Shares of the largest weight: equal weights become 1, and so have the bits of a plain mean.
     share = weight / jnp.maximum(jnp.max(weight), 1)
     total = jnp.maximum(jnp.sum(share, axis=0), 1.0)
@@ -51,13 +51,13 @@ def mean(values: Tree, weight: jax.Array) -> Tree:
 
 
 def quotient(x: jax.Array, count: jax.Array) -> jax.Array:
-    """Return the sum over the leading axis divided by a count, finite even if the sum is not."""
+    """Return the sum over the peers' axis divided by a count, finite even if the sum is not."""
     scale = few_of(x, axis=0)
     return jnp.sum(x * scale, axis=0) / count / scale
 
 
 def few_of(x: jax.Array, axis: int | None = None) -> jax.Array:
-    """Return the factor by which x may be summed: 1, and less where x is near float32's limit."""
+    """Return the factor by which peers' values may be summed: 1, and less near float32's limit."""
     # It depends on x, because XLA moves a product with a constant behind the sum.
     return jnp.where(jnp.max(jnp.abs(x), axis=axis, initial=0.0) > LARGE, FEW, 1.0)
 
@@ -123,24 +123,24 @@ def peer_mean(values: Tree, weight: jax.Array) -> Tree:
 def _by_element(
     rule: Callable[[jax.Array, jax.Array], jax.Array], values: Tree, weight: jax.Array
 ) -> Tree:
-    """Apply a rule to each parameter's values and to which of them count."""
+    """Apply a rule of aggregation to each parameter's values and to which of them count."""
     return jax.tree.map(lambda x: rule(jnp.float32(x), is_sent(x, weight)), values)
 
 
 def counts_each_once(aggregate: AggregateFn) -> bool:
-    """Return whether a rule sees only which weights are 0."""
+    """Return whether a rule of aggregation sees only which weights are 0."""
     rule = aggregate.func if isinstance(aggregate, partial) else aggregate
     return rule in (median, peer_mean, _by_element)
 
 
 def is_sent(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """Return which elements count, bool in the shape of x; see `AggregateFn`."""
+    """Return which elements of peers' values count, bool in the shape of x; see `AggregateFn`."""
     sent_P = weight.reshape(*weight.shape, *[1] * (x.ndim - weight.ndim)) > 0
     return jnp.broadcast_to(sent_P, x.shape)
 
 
 def middle(x: jax.Array, sent_P: jax.Array) -> jax.Array:
-    """Return the median over the leading axis of the values that count; 0 if none does."""
+    """Return the median over the peers' axis of the values that count; 0 if none does."""
     ranked_P, count = _ranked(x, sent_P)
     low, high = jnp.maximum(count - 1, 0) // 2, count // 2
     pair = jnp.take_along_axis(ranked_P, jnp.concatenate([low[None], high[None]]), axis=0)
@@ -148,7 +148,7 @@ def middle(x: jax.Array, sent_P: jax.Array) -> jax.Array:
 
 
 def _ranked(x: jax.Array, sent_P: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return the values in ascending order, uncounted ones last, and how many count."""
+    """Return peers' values in ascending order, uncounted ones last, and how many count."""
     return jnp.sort(jnp.where(sent_P, x, jnp.inf), axis=0), jnp.sum(sent_P, axis=0)
 
 
@@ -305,7 +305,7 @@ def _squared_distances(x: jax.Array) -> jax.Array:
 
 
 def _whatever(aggregate: AggregateFn) -> Callable[[int], AggregateFn]:
-    """Return a factory of an aggregate that needs no number of liars."""
+    """Return a factory of a rule of aggregation that needs no number of liars."""
     return lambda liars: aggregate
 
 

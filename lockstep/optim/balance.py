@@ -68,7 +68,7 @@ def leave(optimizer: Optimizer, paths: Collection[str]) -> Optimizer:
 
 
 class Balanced(NamedTuple):
-    """A state, a message or areas of `balanced`.
+    """A state, a message or areas of `balanced`: the other params', and the load of experts.
 
     Attributes:
       load: How often each expert was chosen; shapes of the corrections.
@@ -138,7 +138,7 @@ def balanced(optimizer: Optimizer, paths: Collection[str], speed: float) -> Opti
 
 
 def _moves(load: Tree, weight: jax.Array, speed: float) -> Tree:
-    """Return what is added to corrections; loads have a leading axis [peer], as `weight` has."""
+    """Return what balancing adds to corrections; loads have a leading axis [peer], as `weight`."""
 
     def move(share: jax.Array) -> jax.Array:
         return speed * jnp.sign(jnp.mean(share, axis=-1, keepdims=True) - share)
@@ -147,6 +147,6 @@ def _moves(load: Tree, weight: jax.Array, speed: float) -> Tree:
 
 
 def _share(load: jax.Array) -> jax.Array:
-    """Return each expert's share of the choices, never negative, whatever was sent."""
+    """Return each expert's share of the choices of the load, never negative, whatever was sent."""
     load = jnp.maximum(load, 0.0)
     return load / jnp.maximum(jnp.sum(load, axis=-1, keepdims=True), 1.0)

@@ -123,7 +123,7 @@ def from_optax(
 
 
 def _slope(transform: optax.GradientTransformation) -> float:
-    """Return gradients times updates at the first step that moves; 0 where none can be tried."""
+    """Return whole gradients times updates at the first step that moves; 0 if none can be tried."""
     params = {"w": jnp.full((2, 4), 1e-3)}
     grads = {"w": jnp.array([[1.0, -2.0, 3.0, -4.0], [-4.0, 3.0, 2.0, 1.0]])}
     try:
@@ -169,7 +169,7 @@ def adamw(
 
 
 def adam(betas: tuple[float, float], eps: float) -> optax.GradientTransformation:
-    """Return `optax.scale_by_adam`, its settings checked, of gradients whose squares are finite."""
+    """Return `optax.scale_by_adam`, settings checked, of whole gradients with finite squares."""
     pair = "two numbers"
     expect.setting("betas", betas, lambda x: isinstance(x, tuple | list) and len(x) == 2, pair)
     for name, beta in zip(("betas[0]", "betas[1]"), betas, strict=True):
@@ -268,7 +268,7 @@ def muon(  # noqa: PLR0913 - Adam's settings are among them
     moments = adam(betas, eps)
 
     def split(tree: Tree) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
-        """Return the matrices of layers, and the rest, by path."""
+        """Return the matrices of layers, which Muon moves, and the rest, by path."""
         matrices: dict[str, jax.Array] = {}
         rest: dict[str, jax.Array] = {}
         for path, leaf in jax.tree.leaves_with_path(tree):

@@ -14,7 +14,7 @@ UNIT = 2.0**24  # the unit of `Sized.length`: a norm of many large numbers excee
 
 
 def near_one(x: jax.Array, axis: int | tuple[int, ...] | None = None) -> jax.Array:
-    """Return the power of two that brings the largest magnitude of x to between 1 and 4.
+    """Return the power of two that brings the largest magnitude of a vector x to between 1 and 4.
 
     At most 2**127, so magnitudes below 2**-126 stay below 2; zeros stay zeros.
 
@@ -53,7 +53,7 @@ class Sized:
 
 
 def inverse(norm: jax.Array) -> jax.Array:
-    """Return 1 / norm, and 0 for 0."""
+    """Return the inverse of a vector's length, 1 / norm, and 0 for 0."""
     return jnp.where(norm > 0, 1.0 / jnp.where(norm > 0, norm, 1.0), 0.0)
 
 
@@ -65,7 +65,7 @@ NEWTON_SCHULZ_STEPS = 5
 
 
 def orthogonal(x: jax.Array) -> jax.Array:
-    """Return the orthogonal matrix nearest to each matrix in the last two axes, of rms about 1.
+    """Return each matrix's direction: the nearest orthogonal matrix, in the last two axes, rms 1.
 
         U V^T * sqrt(the longer side), of x = U S V^T
 
@@ -113,11 +113,11 @@ class StepDirection:
         expect.groups(stacked=self.stacked)
 
     def __call__(self, path: KeyPath, x: jax.Array) -> jax.Array:
-        """Return the direction of the parameter at `path`, of the decoded mean x."""
+        """Return the step's direction for the parameter at `path`, of the decoded mean x."""
         matrices = group_of(path) in self.stacked and x.ndim > 2
         return orthogonal(x) if matrices and self.update == "orthogonal" else jnp.sign(x)
 
     @property
     def dtype(self) -> type:
-        """Dtype in which directions can be stored: there are as many as params."""
+        """Dtype in which steps' directions can be stored: there are as many as params."""
         return np.int8 if self.update == "sign" else np.float32

@@ -18,7 +18,7 @@ SHOWN = 80  # characters of a value; a longer one is shown as its type
 
 
 def setting(name: str, value: Any, within: Callable[[Any], Any], expected: str) -> None:
-    """Check a setting, unless it is traced."""
+    """Check an optimizer's setting, unless it is traced."""
     if isinstance(value, jax.core.Tracer) or within(value):
         return
     shown = repr(value)
@@ -28,47 +28,47 @@ def setting(name: str, value: Any, within: Callable[[Any], Any], expected: str) 
 
 
 def integer(name: str, value: Any, within: Callable[[Any], Any], expected: str) -> None:
-    """Check an integer; neither 2.0 nor True is one."""
+    """Check a setting that is an integer; neither 2.0 nor True is one."""
     setting(name, value, lambda x: _is_integer(x) and within(x), expected)
 
 
 def number(name: str, value: Any, within: Callable[[Any], Any], expected: str) -> None:
-    """Check a finite number, of Python, NumPy or JAX; True does not count as one."""
+    """Check a setting that is a finite number, of Python, NumPy or JAX; True is none."""
     setting(name, value, lambda x: _is_number(x) and within(x), expected)
 
 
 def counts(**settings: Any) -> None:
-    """Check integers from 1, by name."""
+    """Check settings that are integers from 1, by name."""
     for name, value in settings.items():
         integer(name, value, lambda x: x >= 1, "an integer from 1")
 
 
 def rates(**settings: Any) -> None:
-    """Check numbers from 0, by name."""
+    """Check settings that are numbers from 0, by name."""
     for name, value in settings.items():
         number(name, value, lambda x: x >= 0, "a number from 0")
 
 
 def clip(clip_grad_norm: Any) -> None:
-    """Check the bound of a norm: a number from 0, or None."""
+    """Check a setting that bounds a norm: a number from 0, or None."""
     if clip_grad_norm is not None:
         rates(clip_grad_norm=clip_grad_norm)
 
 
 def learning_rate(value: Any) -> None:
-    """Check a number from 0, or a function of the step."""
+    """Check the setting of a learning rate: a number from 0, or a function of the step."""
     if not callable(value):
         expected = "a number from 0, or a function of the step"
         number("learning_rate", value, lambda x: x >= 0, expected)
 
 
 def share(name: str, value: Any) -> None:
-    """Check a number in [0, 1]."""
+    """Check a setting that is a share: a number in [0, 1]."""
     number(name, value, lambda x: 0 <= x <= 1, "a number from 0 to 1")
 
 
 def decay(name: str, value: Any) -> None:
-    """Check a number in [0, 1): a decayed mean with 1 would never take anything in."""
+    """Check a setting that is a decay in [0, 1): a decayed mean with 1 never takes anything in."""
     number(name, value, lambda x: 0 <= x < 1, "a number from 0, below 1")
 
 
@@ -79,13 +79,13 @@ def flags(**settings: Any) -> None:
 
 
 def one_of(name: str, value: Any, names: Collection[str]) -> None:
-    """Check that a name is one of `names`."""
+    """Check that a setting is one of `names`."""
     expected = f"one of {', '.join(names)}"
     setting(name, value, lambda x: isinstance(x, str) and x in names, expected)
 
 
 def groups(**settings: Any) -> None:
-    """Check names of groups of params; one string would be as many names as it has letters."""
+    """Check a setting of names of groups; one string would be as many names as it has letters."""
 
     def within(value: Any) -> bool:
         is_collection = isinstance(value, Sequence | Set) and not isinstance(value, str)
@@ -115,17 +115,17 @@ def kind(kind: type, **settings: Any) -> None:
 
 
 def function(name: str, value: Any, signature: str) -> None:
-    """Check something that can be called."""
+    """Check a setting that can be called."""
     setting(name, value, callable, f"a function: {signature}")
 
 
 def aggregate(value: Any) -> None:
-    """Check an `AggregateFn`."""
+    """Check a setting that is an `AggregateFn`."""
     function("aggregate", value, "aggregate(values, weight) -> tree")
 
 
 def dtype(name: str, value: Any, *dtypes: Any) -> None:
-    """Check that a dtype is one of `dtypes`."""
+    """Check a setting that is one of `dtypes`."""
 
     def within(value: Any) -> bool:
         try:

@@ -30,7 +30,7 @@ class RoundPeers(NamedTuple):
 
     @classmethod
     def synchronous(cls, weight: jax.Array, steps: int = 1) -> "RoundPeers":
-        """Return peers that all began with the newest params.
+        """Return peers, for `receive` of an optimizer, that all began with the newest params.
 
         In a round of `steps` local steps, a peer with fewer sequences takes one step for each.
         """
@@ -54,12 +54,12 @@ class Merge(NamedTuple):
 
 
 def no_align(own: Tree, params: Tree, fragment: jax.Array) -> Tree:
-    """Return the peer's state as it is: the default `align`."""
+    """Return the peer's state as it is: the default `align` of an optimizer."""
     return own
 
 
 def no_lookahead(params: Tree, own: Tree, shared: Tree, step: jax.Array) -> Tree:
-    """Return the params themselves: the default `lookahead`."""
+    """Return the params themselves: the default `lookahead` of an optimizer."""
     return params
 
 
@@ -119,17 +119,17 @@ class Optimizer(NamedTuple):
 
     @property
     def aligns(self) -> bool:
-        """Whether a peer's state changes as it adopts the result of a round."""
+        """Whether an optimizer's state of a peer changes as it adopts the result of a round."""
         return self.align is not no_align
 
     @property
     def looks_ahead(self) -> bool:
-        """Whether gradients are taken elsewhere than at the params."""
+        """Whether the optimizer takes gradients elsewhere than at the params."""
         return self.lookahead is not no_lookahead
 
     @property
     def overlapped(self) -> float:
-        """Share of a round's training beside which the messages of the round before travel."""
+        """Share of a round's training beside which the optimizer's last messages travel."""
         return self.delay / self.inner_steps
 
 
@@ -162,7 +162,7 @@ def inside(optimizer: Optimizer) -> Optimizer:
 
 
 def align(optimizer: Optimizer, own: Tree, params: Tree, step: jax.Array) -> Tree:
-    """Return the peer's state after it adopts, in round `step`, the result of the round before.
+    """Return a peer's state of an optimizer after it adopts, in round `step`, the round before.
 
     The first round, 1, has nothing to adopt.
     """
@@ -179,7 +179,7 @@ def align(optimizer: Optimizer, own: Tree, params: Tree, step: jax.Array) -> Tre
 def align_before(
     optimizer: Optimizer, own: Tree, params: Tree, step: jax.Array, local: jax.Array
 ) -> Tree:
-    """Return the peer's state before a local step: after `align`, where it is due then.
+    """Return a peer's state of an optimizer before a local step: after `align`, if due then.
 
     `step` is the round, counted from 1; `local` the local step in it, counted from 0.
     """
@@ -190,23 +190,23 @@ def align_before(
 
 
 def rate(learning_rate: optax.ScalarOrSchedule, step: jax.Array) -> Any:
-    """Return the learning rate of a step; the first step is 1."""
+    """Return an optimizer's learning rate, number or schedule, in a step; the first step is 1."""
     return learning_rate(step) if callable(learning_rate) else learning_rate
 
 
 def group_of(path: KeyPath) -> str | None:
-    """Return the top-level name of a parameter."""
+    """Return the group that an optimizer counts a parameter to: its top-level name."""
     return getattr(path[0], "key", None) if path else None
 
 
 def scaled(step_scale: Mapping[str, float], path: KeyPath, step: Any) -> Any:
-    """Return a step of the parameter at `path`, times the factor of its group: 1 if not named."""
+    """Return an optimizer's step at `path`, times the factor of its group: 1 if not named."""
     factor = step_scale.get(group_of(path) or "", 1.0)
     return step if factor == 1.0 else step * factor
 
 
 def clip_scale(grads: Tree, max_norm: float | None) -> jax.Array | float:
-    """Return the factor that bounds the global L2 norm of gradients, as PyTorch and Psyche have it.
+    """Return the factor by which an optimizer bounds gradients' global L2 norm, as PyTorch does.
 
         min(1, max_norm / (||g|| + 1e-6))
 

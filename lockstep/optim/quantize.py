@@ -24,15 +24,15 @@ class Quantizer(ABC):
 
     @abstractmethod
     def encode(self, x: jax.Array) -> Tree:
-        """Return what is sent of a float32 array: arrays of float32, bfloat16, float16 or uint8."""
+        """Return a float32 array as quantized: arrays of float32, bfloat16, float16 or uint8."""
 
     @abstractmethod
     def decode(self, code: Tree, shape: tuple[int, ...]) -> jax.Array:
-        """Return the float32 array of this shape that a code stands for."""
+        """Return the float32 array of this shape that a quantizer's code stands for."""
 
 
 class Code(NamedTuple):
-    """An array as numbers of few bits, which multiply the scale of their block.
+    """A quantized array: numbers of few bits, which multiply the scale of their block.
 
     Attributes:
       scale: float32, one or more for each block.
@@ -44,7 +44,7 @@ class Code(NamedTuple):
 
 
 def to_blocks(x: jax.Array, block: int) -> jax.Array:
-    """Return an array's elements in blocks, [N, B], the last one padded with zeros.
+    """Return an array's elements in a quantizer's blocks, [N, B], the last one padded with zeros.
 
     Args:
       x: An array.
@@ -60,18 +60,18 @@ def _width(size: int, block: int) -> int:
 
 
 def from_blocks(x_NB: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Return the array of this shape whose blocks these are."""
+    """Return the array of this shape whose quantized blocks these are."""
     return x_NB.ravel()[: math.prod(shape)].reshape(shape)
 
 
 def counts(size: int, block: int) -> np.ndarray:
-    """Return the number of an array's elements in each block: [N, 1]."""
+    """Return the number of an array's elements in each of a quantizer's blocks: [N, 1]."""
     width = _width(size, block)
     return np.minimum(width, size - width * np.arange(-(-size // width)))[:, None]
 
 
 def pack(number_NB: jax.Array, size: int, bits: int) -> jax.Array:
-    """Return the first `size` numbers, of 1, 2, 4 or 8 bits each, in bytes: uint8."""
+    """Return the first `size` quantized numbers, of 1, 2, 4 or 8 bits each, in bytes: uint8."""
     per_byte = 8 // bits
     number_M = number_NB.ravel()[:size].astype(jnp.uint8)
     number_M = jnp.pad(number_M, (0, -size % per_byte))
@@ -80,7 +80,7 @@ def pack(number_NB: jax.Array, size: int, bits: int) -> jax.Array:
 
 
 def unpack(packed: jax.Array, size: int, bits: int, block: int) -> jax.Array:
-    """Return the numbers that `pack` packed, in blocks: uint8 [N, B]."""
+    """Return the quantized numbers that `pack` packed, in blocks: uint8 [N, B]."""
     shifts = bits * np.arange(8 // bits, dtype=np.uint8)
     number_M = (packed[:, None] >> shifts & np.uint8(2**bits - 1)).ravel()[:size]
     return to_blocks(number_M, block)
@@ -88,7 +88,7 @@ def unpack(packed: jax.Array, size: int, bits: int, block: int) -> jax.Array:
 
 @dataclass(frozen=True)
 class Half(Quantizer):
-    """Rounds to the nearest number of a 16-bit type, at most its largest: 2 bytes per element.
+    """A quantizer to the nearest number of a 16-bit type, at most its largest: 2 bytes per element.
 
     Attributes:
       dtype: bfloat16, with the range of float32 and 8 bits of precision; or float16, with 11 bits,
@@ -111,7 +111,7 @@ class Half(Quantizer):
 
 @dataclass(frozen=True)
 class _InBlocks(Quantizer):
-    """Elements of few bits, which share a scale, levels or a norm with others of their block."""
+    """A quantizer of elements to few bits, which share a scale, levels or a norm in their block."""
 
     bits: int
     block: int
@@ -124,12 +124,12 @@ class _InBlocks(Quantizer):
 
     @property
     def _most(self) -> int:
-        """The largest number beside a sign."""
+        """The largest quantized number beside a sign."""
         return int(2 ** (self.bits - 1)) - 1
 
 
 class Integers(_InBlocks):
-    """Rounds to the nearest integer times the scale of its block.
+    """A quantizer to the nearest integer times the scale of its block.
 
         scale = max |x| / (2^(bits - 1) - 1)        over a block
         q     = round(x / scale)
@@ -158,7 +158,7 @@ class Integers(_InBlocks):
 
 
 class Levels(_InBlocks):
-    """Rounds to a sign times a level, which is a mean magnitude of elements of the block.
+    """A quantizer to a sign times a level, which is a mean magnitude of elements of the block.
 
     With 1 bit, all magnitudes of a block become their mean. With 2 bits, magnitudes above that mean
     become their own mean, and the others theirs. No other levels leave a smaller squared error.
@@ -197,7 +197,7 @@ class Levels(_InBlocks):
 def two_levels(
     magnitude_NB: jax.Array, real_NB: np.ndarray | bool = True
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the mean magnitudes of each block's small and large elements, and which are large.
+    """Return a quantizer's two mean magnitudes of a block, small and large, and which are large.
 
     Args:
       magnitude_NB: Magnitudes, in blocks.
@@ -218,12 +218,12 @@ def two_levels(
 
 
 def level_of(level_NL: jax.Array, number_NB: jax.Array) -> jax.Array:
-    """Return the level of each element by its number: [N, B]."""
+    """Return the quantizer's level of each element by its number: [N, B]."""
     return jnp.take_along_axis(level_NL, number_NB.astype(jnp.int32), axis=1)
 
 
 class QSGD(_InBlocks):
-    """Rounds at random to a neighbouring level, so that the expected value is x.
+    """A quantizer that draws a neighbouring level, so that the expected value is x.
 
         s     = 2^(bits - 1) - 1
         level = floor(s |x| / norm + u),  u uniform in [0, 1)        norm: L2, of a block
@@ -273,7 +273,7 @@ def _key(x: jax.Array) -> jax.Array:
 
 
 class QuantizedState(NamedTuple):
-    """A peer's own state in `quantized`.
+    """A peer's own state in the optimizer `quantized`.
 
     Attributes:
       own: `own` of the optimizer.

@@ -29,7 +29,7 @@ LearningRate: TypeAlias = Callable[[ArrayLike], jax.Array]
 
 
 def constant(base_lr: float, warmup_init_lr: float, warmup_steps: int) -> LearningRate:
-    """Return base_lr after the warm-up."""
+    """Return the schedule of a constant rate: base_lr after the warm-up."""
     decay = lambda step: jnp.full_like(step, base_lr)  # noqa: E731
     return _warmed_up(decay, base_lr, warmup_init_lr, warmup_steps)
 
@@ -132,7 +132,7 @@ def _warmed_up(
 
 
 def _part(step: jax.Array, begin: float, steps: float) -> jax.Array:
-    """Return how much of a stretch of steps is done, 0 to 1; an empty stretch is done."""
+    """Return how much of a stretch of a schedule is done, 0 to 1; an empty stretch is done."""
     return jnp.clip((step - begin) / steps, 0, 1) if steps else jnp.ones_like(step)
 
 

@@ -33,12 +33,12 @@ def all_gather(axis_name: str = "peer", *, to: str = "varying") -> Exchange:
 
 
 def alone(message: Tree, step: jax.Array) -> tuple[Tree, Tree]:
-    """Exchange nothing: a lone peer receives what it sends."""
+    """Exchange nothing, for a transform: a lone peer receives what it sends."""
     return message, jax.tree.map(lambda x: x[None], message)
 
 
 class OptimizerState(NamedTuple):
-    """State of `as_transform`.
+    """State of an optax transform by `as_transform`.
 
     `optax.tree.get(state, "steps_taken")` finds the steps in any chain or wrapper of optax, and
     `optax.tree.get(state, "count")` what it finds in optax's own: Adam's count, with Adam inside.
@@ -139,7 +139,7 @@ def as_transform(
 
 
 def lookahead_params(optimizer: Optimizer, params: Tree, state: optax.OptState) -> Tree:
-    """Return the params at which a peer takes its next gradient.
+    """Return the params at which a peer of a transform takes its next gradient.
 
     `params` are those that all peers agree on, in any tree; `state` is that of `as_transform`, or
     of a chain or wrapper with one such transform in it.
@@ -159,18 +159,18 @@ def lookahead_params(optimizer: Optimizer, params: Tree, state: optax.OptState) 
 
 
 def _align_at(optimizer: Optimizer, own: Tree, params: Tree, count: jax.Array) -> Tree:
-    """Return the peer's state before the next local step, after `count` of them."""
+    """Return a transform's state of a peer before its next local step, after `count` of them."""
     step, local = count // optimizer.inner_steps + 1, count % optimizer.inner_steps
     return align_before(optimizer, own, params, step, local)
 
 
 def next_step(optimizer: Optimizer, count: jax.Array) -> jax.Array:
-    """Return the `step` that the functions of a local step see after `count` local steps."""
+    """Return the `step` that a transform's local step sees after `count` local steps."""
     return count + 1 if optimizer.inner_steps == 1 else (count + 1) / optimizer.inner_steps
 
 
 def _nested(tree: Tree) -> Tree:
-    """Return the leaves of any tree, such as a module's state, in nested dicts."""
+    """Return the leaves of a tree that a transform takes, as a module's state, in nested dicts."""
     return unflatten_dict({_names(path): x for path, x in jax.tree.leaves_with_path(tree)})
 
 

@@ -35,7 +35,7 @@ class Columns(NamedTuple):
 
 
 def split(rows_W: Array, columns: tuple[Column, ...]) -> Columns:
-    """Split rows [..., W] into columns; plain rows are their own inputs."""
+    """Split data rows [..., W] into columns; plain rows are their own inputs."""
     if columns == PLAIN:
         return Columns(rows_W)
     length = rows_W.shape[-1] // len(columns)
@@ -48,7 +48,7 @@ def split(rows_W: Array, columns: tuple[Column, ...]) -> Columns:
 
 
 def counted(rows_NW: np.ndarray, columns: tuple[Column, ...]) -> np.ndarray:
-    """Return which predictions a loss counts: bool [N, L - 1], for each token but a row's first."""
+    """Return which predictions of columns a loss counts: bool [N, L - 1], without a row's first."""
     inputs_NL, labels_NL, *_ = split(rows_NW, columns)
     if labels_NL is None:
         return np.ones(inputs_NL[:, 1:].shape, bool)

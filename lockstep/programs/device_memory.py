@@ -18,7 +18,7 @@ from lockstep.programs.train_step import Programs
 
 
 class ProgramMemory(NamedTuple):
-    """Bytes of a program on one device.
+    """Memory of a program on one device, in bytes.
 
     Attributes:
       arguments: Its arguments.
@@ -45,7 +45,7 @@ class ProgramMemory(NamedTuple):
 
     @property
     def beyond(self) -> int:
-        """Bytes that a program needs besides its arguments."""
+        """Bytes of memory that a program needs on a device besides its arguments."""
         return self.outputs - self.donated + self.temporary
 
 
@@ -84,23 +84,23 @@ class DeviceMemory(NamedTuple):
 
     @property
     def needed(self) -> int:
-        """Bytes to compare with `limit`: of one device, or of all that are of one memory."""
+        """Bytes of memory to compare with `limit`: of one device, or of all that share one."""
         return self.on_all_devices if self.in_one else self.on_each_device
 
     @property
     def on_each_device(self) -> int:
-        """Bytes of one device at the worst moment, if each has its own memory."""
+        """Bytes of memory of one device at the worst moment, if each has its own."""
         turns = -(-self.peers // self.groups)
         return self._worst(1, turns)
 
     @property
     def on_all_devices(self) -> int:
-        """Bytes of all devices together at the worst moment."""
+        """Bytes of memory of all devices together at the worst moment."""
         return self.parts * self._worst(self.groups, self.peers)
 
     @property
     def whole_process(self) -> int | None:
-        """Bytes of the whole process at the worst moment, if devices are of one memory.
+        """Bytes of memory of the process at the worst moment, if devices share it.
 
         That is while rounds go on and a checkpoint is saved: with a copy of all state; with the
         state of the start; and with all messages as bytes, or one of them where they are large.
@@ -186,14 +186,14 @@ def device_memory(
 
 
 def _planned(programs: Programs, group: DeviceGroup) -> tuple[Replica, Tree]:
-    """Return the shapes of the shared and of one peer's own state, as laid out on a group."""
+    """Return shapes of the shared and of one peer's own state, as laid out in a group's memory."""
     params, planned = programs.task.shapes, PlannedGroup(group.devices)
     own, shared = jax.eval_shape(programs.optimizer.init, params)
     return Replica.put(programs, planned, params, shared), planned.put(own)
 
 
 def _bytes(tree: Tree) -> int:
-    """Return the bytes of arrays on one device."""
+    """Return the bytes that arrays take in one device's memory."""
     return sum(
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
         for leaf in jax.tree.leaves(tree)

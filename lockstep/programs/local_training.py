@@ -79,7 +79,7 @@ class Lots(NamedTuple):
 
 
 class Gradient(Protocol):
-    """Computes losses and gradients outside of XLA: a worker's process, or a torch module.
+    """Computes losses and gradients of local steps outside of XLA: a worker's process, or torch.
 
     Attributes:
       measures: Whether it gives the loss of any row.
@@ -94,13 +94,13 @@ class Gradient(Protocol):
     rows_to_count: np.ndarray | None
 
     def gradient(self, params: Tree, rows_N: Tree, seed: int) -> tuple[float, Tree]:
-        """Return the mean loss of some rows, and its gradient: NumPy arrays in nested dicts."""
+        """Return the mean loss of a local step's rows, and its gradient: NumPy, in nested dicts."""
 
     def measure(self, params: Tree, rows_N: Tree) -> np.ndarray:
-        """Return what is measured of some rows."""
+        """Return what is measured of some rows, outside of XLA."""
 
     def close(self) -> None:
-        """Let go of its process, if it has one."""
+        """Let go of the process that computes gradients, if it has one."""
 
 
 class Itself:
@@ -109,7 +109,7 @@ class Itself:
     measures, environment, shards, rows_to_count = True, dict[str, str](), Path(), None
 
     def close(self) -> None:
-        """Let go of nothing."""
+        """Let go of nothing: local steps in their own program have no process."""
 
 
 class Stepper(Protocol):
@@ -199,7 +199,7 @@ class TracedSteps:
     def _step(
         self, own: Tree, agreed: Agreed, work: Work, step: jax.Array, key: jax.Array | None
     ) -> tuple[Tree, jax.Array]:
-        """One local step; `step` is as `Optimizer` has it."""
+        """Take one local step in a program; `step` is as `Optimizer` has it."""
         ahead = self.optimizer.lookahead(agreed.params, own, agreed.shared, step)
         loss, grads = self.gradient(ahead, *work, key)
         return self.optimizer.accumulate(grads, own, agreed.params, step), loss
@@ -207,7 +207,7 @@ class TracedSteps:
     def gradient(
         self, params: Tree, rows_MB: Tree, count: jax.Array, key: jax.Array | None = None
     ) -> tuple[jax.Array, Tree]:
-        """Return mean loss and gradient over the first `count` rows, weighted as the task has it.
+        """Return a local step's mean loss and gradient over `count` rows, by the task's weights.
 
         The number of micro-batches is dynamic, so a batch ramp or an uneven assignment recompiles
         nothing; if no peer is ever assigned more than one, there is no loop.
@@ -247,7 +247,7 @@ def is_large(parameters: int) -> bool:
 def micro_batches(
     rows_N: Tree, capacity: int, size: int, lots: int = 1, lot: int | None = None
 ) -> Tree:
-    """Cut rows into micro-batches of one shape, padded with zeros: [M, B, ...].
+    """Cut a local step's rows into micro-batches of one shape, padded with zeros: [M, B, ...].
 
     Args:
       rows_N: Rows assigned to a peer, NumPy arrays [N, ...].
@@ -328,7 +328,7 @@ class HostSteps:
         return step if steps == 1 else np.float32(int(step) - 1 + (local + 1) / steps)
 
     def seed_of(self, step: int, local: int, rows_N: Tree) -> int:
-        """Return the 32-bit seed of a gradient's randomness, whoever computes it."""
+        """Return the 32-bit seed of a local step's randomness, whoever computes its gradient."""
         digest = hashlib.sha256(f"lockstep/gradient:{self.seed}:{step}:{local}:".encode())
         for leaf in jax.tree.leaves(rows_N):
             digest.update(np.ascontiguousarray(leaf))

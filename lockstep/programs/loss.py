@@ -34,12 +34,12 @@ def cross_entropy(x_ND: jax.Array, kernel_DV: jax.Array, tokens_BT: jax.Array) -
 
 
 def targets(rows: Columns) -> jax.Array:
-    """Return the predicted tokens, [B, T]: labels, any token where UNCOUNTED; or the inputs."""
+    """Return the tokens that a loss predicts, [B, T]: labels, any where UNCOUNTED; or inputs."""
     return rows.inputs if rows.labels is None else jnp.maximum(rows.labels, 0)
 
 
 def measured(x_ND: jax.Array, kernel_DV: jax.Array, rows: Columns) -> jax.Array:
-    """Return each row's mean cross-entropy over its tokens that count: [B]; 0 without any.
+    """Return each row's loss: mean cross-entropy over its tokens that count: [B]; 0 without any.
 
     Labels mark the tokens that count; without labels all but the first do.
     """
@@ -71,7 +71,7 @@ def weighted_cross_entropy(
 
 
 def _allowed(N: int, V: int) -> int:
-    """Return how many of N tokens have at most `LARGEST` logits; all parts are about as large."""
+    """Return how many of a loss's N tokens have at most `LARGEST` logits, in parts about alike."""
     return -(-N // -(-N * V // LARGEST))
 
 
@@ -154,7 +154,7 @@ def _logits(x: jax.Array, kernel_DV: jax.Array) -> jax.Array:
 def _losses(
     x_CD: jax.Array, labels_C: jax.Array, kernel_DV: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return each token's cross-entropy, the logits, and their log-sum-exp."""
+    """Return each token's loss, the cross-entropy, its logits, and their log-sum-exp."""
     logits_CV = _logits(x_CD, kernel_DV)
     sum_C = jax.nn.logsumexp(logits_CV, axis=-1)
     label_logits_C = jnp.take_along_axis(logits_CV, labels_C[:, None], axis=-1)[:, 0]
@@ -162,7 +162,7 @@ def _losses(
 
 
 def _parts(x_ND: jax.Array, tokens_BT: jax.Array, C: int) -> tuple[jax.Array, jax.Array]:
-    """Return features [M, C, D] and labels [M, C], C tokens at a time, padded with zeros.
+    """Return features [M, C, D] and labels [M, C] of a loss, C tokens at a time, padded with zeros.
 
     A token's label is the next token; the last of a sequence has none.
     """

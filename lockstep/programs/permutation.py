@@ -69,7 +69,7 @@ def _feistel(pair_N: np.ndarray, keys: tuple[np.uint64, ...], half_bits: int) ->
 
 
 def _mix(x_N: np.ndarray) -> np.ndarray:
-    """Apply the output function of SplitMix64 (Steele, Lea and Flood 2014), modulo 2**64."""
+    """Mix a permutation's bits as SplitMix64 does (Steele, Lea and Flood 2014), modulo 2**64."""
     x_N = (x_N ^ (x_N >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x_N = (x_N ^ (x_N >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x_N ^ (x_N >> np.uint64(31))

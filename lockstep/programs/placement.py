@@ -36,23 +36,23 @@ class DeviceGroup:
         return ", ".join(map(str, self.devices))
 
     def put(self, tree: Tree) -> Tree:
-        """Put params, states or messages on the group: each array in parts, one on each device."""
+        """Put params, states or messages on the device group: each array in parts, one a device."""
         parts = len(self.devices)
         return self._put(tree, lambda x: cut(x.shape, parts))
 
     def layout(self, tree: Tree) -> Tree:
-        """Return how `put` lays out arrays of these shapes."""
+        """Return how `put` lays out arrays of these shapes on the devices."""
         parts = len(self.devices)
         return jax.tree.map(lambda x: self._on(cut(x.shape, parts)), tree)
 
     def put_owned(self, array: np.ndarray) -> jax.Array:
-        """Put an array as `put` does, in memory that a program may reuse for its result."""
+        """Put an array on the devices as `put` does, in memory that a program may reuse."""
         if self._spans_processes:
             return self.put(array)
         return jax.device_put(array, self._on(cut(array.shape, len(self.devices))), may_alias=False)
 
     def whole(self, tree: Tree) -> Tree:
-        """Return arguments of a program: each array whole on every device.
+        """Return a program's arguments on the device group: each array whole on every device.
 
         On one device they stay as they are: a call takes NumPy's arrays to where the others lie, in
         a fraction of the time.
@@ -60,11 +60,11 @@ class DeviceGroup:
         return self._put(tree, lambda _: Spec()) if len(self.devices) > 1 else tree
 
     def rows(self, rows: Tree, axis: int) -> Tree:
-        """Return rows of data as `whole` does, spread over the devices; `axis` counts the rows."""
+        """Return data rows on the device group, spread over its devices; `axis` counts the rows."""
         return self._put(rows, lambda _: cut_rows(axis)) if len(self.devices) > 1 else rows
 
     def fetch(self, tree: Tree) -> Tree:
-        """Return a tree of this group on the host, each array whole.
+        """Return a tree of this device group on the host, each array whole.
 
         Where the group spans several processes, all of them must call this, in the same order.
         """
@@ -115,7 +115,7 @@ class PlannedGroup(DeviceGroup):
 
 
 def spread_over_processes(devices: Sequence[jax.Device], parts: int) -> list[jax.Device]:
-    """Return the devices of a group of `parts`, equally many from every process."""
+    """Return the devices of a device group of `parts`, equally many from every process."""
     by_process: dict[int, list[jax.Device]] = {}
     for device in devices:
         by_process.setdefault(device.process_index, []).append(device)
@@ -142,7 +142,7 @@ def side_by_side(
     items: Sequence[Item],
     work: Callable[[Item, DeviceGroup], Returned],
 ) -> list[Returned]:
-    """Do `work` for each item on the next free group, and return the results in their order.
+    """Do `work` for each item on the next free device group, and return the results in their order.
 
     Each group has a thread.
     """
@@ -162,7 +162,7 @@ def side_by_side(
 
 
 def _lots(leaves: Sequence[jax.Array]) -> list[list[jax.Array]]:
-    """Yield arrays to gather together: many small ones by one program, each large one alone."""
+    """Yield arrays to gather from devices together: small ones by one program, each large alone."""
     lots: list[list[jax.Array]] = []
     room = 0
     for leaf in leaves:
@@ -187,7 +187,7 @@ def cut(shape: tuple[int, ...], parts: int) -> Spec:
 
 
 def cut_rows(axis: int) -> Spec:
-    """Return how rows of data are placed: cut along the axis that counts them."""
+    """Return how rows of data are placed on devices: cut along the axis that counts them."""
     return Spec(*[None] * axis, AXIS)
 
 

@@ -29,24 +29,24 @@ class Replica:
 
     @classmethod
     def put(cls, programs: Programs, group: DeviceGroup, params: Tree, shared: Tree) -> "Replica":
-        """Copy params and the optimizer's shared state to a device group."""
+        """Copy a replica, params and the optimizer's shared state, to a device group."""
         return cls(programs, group, *group.put((params, shared)))
 
     def new_own(self) -> Tree:
-        """Return a new peer's own state at these params."""
+        """Return a new peer's own state at this replica's params."""
         return self.programs.init(self.params)[0]
 
     def compile_step(self, own: Tree, work: Work) -> None:
-        """Compile a peer's step for such a state and such work; nothing is computed."""
+        """Compile a peer's step from this replica for such a state and work; computes nothing."""
         if self.programs.steps.traced:  # else parts of it are compiled as they are first called
             self.programs.peer_step.lower(*self.arguments(own, work, 1)).compile()
 
     def step(self, own: Tree, work: Work, step: int) -> PeerResult:
-        """Take a peer's step from its state on this group, which is donated; waits for nothing."""
+        """Take a peer's step from this replica and its state, which is donated; does not wait."""
         return self.programs.peer_step(*self.arguments(own, work, step))
 
     def align(self, own: Tree, step: int) -> Tree:
-        """Return the state, which is donated, of a peer that takes no step in round `step`."""
+        """Return an idle peer's state, donated, aligned with this replica in round `step`."""
         if not self.programs.optimizer.aligns:
             return own
         return self.programs.align(own, self.params, self.group.whole(np.int32(step)))
@@ -87,7 +87,7 @@ class Replica:
         return replace(self, params=params, shared=shared)
 
     def _stacked(self, rows: Sequence[Tree | None]) -> Tree:
-        """Return messages as one tree with a leading axis [peer], on this group.
+        """Return messages to a replica as one tree with a leading axis [peer], on this group.
 
         They may lie on the host, on this group or on another. There is a row for every peer, zero
         where there is no message, and all are on this group: what does not depend on who is absent,
@@ -105,7 +105,7 @@ class Replica:
         return stack([absent if row is None else brought(row) for row in rows])
 
     def arguments(self, own: Tree, work: Work, step: int) -> tuple:
-        """Return the arguments of `Programs.peer_step`, on this group."""
+        """Return the arguments of `Programs.peer_step`, on this replica's group."""
         rows_MB = work.rows_MB
         if self.programs.steps.traced:  # else they are read on the host
             rows_MB = self.group.rows(rows_MB, axis=1)
@@ -133,7 +133,7 @@ def merge_parts(
 
 
 def _merge(programs: Programs, rows: Sequence[np.ndarray], weight: np.ndarray) -> np.ndarray:
-    """Merge one array of the messages."""
+    """Merge one array of the messages to a replica."""
     merged = np.empty(rows[0].shape, rows[0].dtype)
     flat, rows = merged.reshape(-1), [np.asarray(row).reshape(-1) for row in rows]
     # all slices are of one shape, for which a program is compiled

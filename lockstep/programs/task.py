@@ -22,30 +22,30 @@ class Task(Protocol):
 
     @property
     def shapes(self) -> Tree:
-        """Shapes and dtypes of the params: nested dicts."""
+        """Shapes and dtypes of the task's params: nested dicts."""
 
     @property
     def imprecise(self) -> "Task":
         """The same task in `OTHER_PRECISION`, for a peer with that fault."""
 
     def weights(self, rows_MB: Tree, count: jax.Array) -> Callable[[jax.Array | int], Tree]:
-        """Return micro -> weight, by which `loss` weighs the rows of a micro-batch.
+        """Return the task's micro -> weight, by which `loss` weighs the rows of a micro-batch.
 
         Rows after the first `count`, int32 [], are padding.
         """
 
     def loss(self, params: Tree, rows_B: Tree, weight: Tree, rng: jax.Array | None) -> Any:
-        """Return a micro-batch's share of the mean loss over all rows of a local step: float32 [].
+        """Return a micro-batch's share of the task's mean loss over all rows of a local step.
 
         With `sums` the sum of its losses, and how much counts in it. The first number is
         differentiated with respect to `params`.
         """
 
     def key(self, rows_MB: Tree, step: jax.Array, local_step: jax.Array | int) -> jax.Array | None:
-        """Return the key of a local step's randomness, or None without any.
+        """Return the key of the task's randomness in a local step, or None without any.
 
         Its rows tell whose they are. Rounds are counted from 1, and local steps from 0 in each.
         """
 
     def measure(self, params: Tree, rows_B: Tree) -> Any:
-        """Return the loss of rows as it is measured, without randomness."""
+        """Return the task's loss of rows as it is measured, without randomness."""

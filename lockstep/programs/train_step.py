@@ -80,7 +80,7 @@ class Programs:
 
     @cached_property
     def steps(self) -> Stepper:
-        """The stepper that takes the local steps of peers."""
+        """The stepper that takes peers' local steps in these programs."""
         large = is_large(self.form.size)
         cut, product = self.keep_cut, self.product
         return TracedSteps(self.task, self.optimizer, self.lots, large, cut, product)
@@ -95,12 +95,12 @@ class Programs:
 
     @cached_property
     def form(self) -> Form:
-        """The form of the run's messages."""
+        """The form of the messages of these programs."""
         return form_of(self.optimizer, self.task.shapes, self.layout_of_messages)
 
     @cached_property
     def init(self) -> Callable[[Tree], tuple[Tree, Tree]]:
-        """The states before the first step: (params) -> own, shared."""
+        """The program of the states before the first step: (params) -> own, shared."""
         return jax.jit(lambda params: self.keep_cut(self.optimizer.init(params)))
 
     @cached_property
@@ -116,7 +116,7 @@ class Programs:
 
     @cached_property
     def align(self) -> Callable[[Tree, Tree, jax.Array], Tree]:
-        """What a peer that takes no step in a round does: (own, params, step) -> own.
+        """The program of a peer without a step in a round: (own, params, step) -> own.
 
         It donates `own`.
         """
@@ -124,7 +124,7 @@ class Programs:
 
     @cached_property
     def receive(self) -> Callable[[Tree, RoundPeers, Tree, Tree, jax.Array], tuple[Tree, Tree]]:
-        """The update that all apply: (messages, peers, params, shared, step) -> params, shared.
+        """The program of the update: (messages, peers, params, shared, step) -> params, shared.
 
         Every machine gets the same bits, unless some operations are `unruled`.
         """
@@ -155,7 +155,7 @@ class Programs:
 
     @cached_property
     def facts(self) -> Callable[[Tree], MessageFacts]:
-        """What a round needs to know of a message that stays on its device."""
+        """The program of what a round needs to know of a message that stays on its device."""
         return jax.jit(lambda message: facts_of(message, self.form))
 
     @cached_property
@@ -192,25 +192,25 @@ class Programs:
         return without_rule(self._step_of_a_peer, *arguments)
 
     def large(self, peers: int) -> bool:
-        """Return whether the messages of so many peers are too large for memory here.
+        """Return whether the messages of so many peers are too large for programs to hold here.
 
         Then they lie on disk until their round is over. That changes no bit.
         """
         return self.form.large(peers, memory.room(self.parts))
 
     def merges_in_parts(self, peers: int) -> bool:
-        """Return whether such large messages are merged a slice at a time, see `merge_parts`."""
+        """Return whether programs merge such messages a slice at a time, see `merge_parts`."""
         return self.optimizer.merge is not None and self.large(peers)
 
     @cached_property
     def aggregate(self) -> Callable[[Tree, np.ndarray], Tree]:
-        """The merge of some elements: (values, weight) -> values, with the bits of `receive`."""
+        """The program of a merge of elements: (values, weight) -> values, the bits of `receive`."""
         assert self.optimizer.merge is not None
         return jax.jit(same_bits(self.optimizer.merge.aggregate))
 
     @cached_property
     def take(self) -> Callable[[Tree, Tree, Tree, jax.Array], tuple[Tree, Tree]]:
-        """`receive` of merged messages: (merged, params, shared, step) -> params, shared.
+        """The program of merged messages: (merged, params, shared, step) -> params, shared.
 
         It donates `merged`, in whose memory the new params are, and `shared`.
         """
@@ -262,12 +262,12 @@ class Programs:
     def update_of_all(
         self, messages: Tree, peers: RoundPeers, params: Tree, shared: Tree, step: jax.Array
     ) -> tuple[Tree, Tree]:
-        """Return params and shared state after a round's messages, see `Optimizer.receive`."""
+        """Do what the program `receive` does: params and shared state after a round's messages."""
         updates, shared = self.optimizer.receive(messages, peers, params, shared, step)
         return self._moved(params, updates, shared)
 
     def work(self, rows_N: Tree, most: int, size: int) -> Work:
-        """Return a peer's work of a round, cut for its local steps as `micro_batches` cuts rows."""
+        """Return a peer's work of a round, cut for its program as `micro_batches` cuts rows."""
         count = len(jax.tree.leaves(rows_N)[0])
         return Work(micro_batches(rows_N, most, size, *self.lots), count)
 

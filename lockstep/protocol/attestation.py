@@ -82,7 +82,7 @@ def attest(
 def proven(
     attestation: Attestation, seed: int, commitments: Mapping[int, str], others: Mapping[int, str]
 ) -> dict[int, str]:
-    """Return the commitment of each message that the witness proves to hold, by peer.
+    """Return the commitment of each message that an attestation proves to be held, by peer.
 
     `seed` is the round's. `commitments` are those of the senders, hex, and `others` the other ones
     of equivocators.
@@ -117,7 +117,7 @@ def _read(text: str, seed: bytes) -> Bloom:
 
 
 class Claim(NamedTuple):
-    """A step's result: the commitment to the message, and the hash of the state after it, hex."""
+    """A peer's claim of its step: the commitment to the message, and the next state's hash, hex."""
 
     message: Hash
     state: Hash

@@ -20,23 +20,23 @@ AGE = 10_000  # slots of messages of one age, more than there are peers
 
 
 def slot(peer: int, age: int) -> int:
-    """Return the number of a message in a round: its peer's for one of the round, of age 0."""
+    """Return the slot of a message in a round that closes: its peer's number for one of age 0."""
     return age * AGE + peer
 
 
 def sender(slot: int) -> int:
-    """Return the peer that sent the message in a slot."""
+    """Return the peer that sent the message in a slot, late or not."""
     return slot % AGE
 
 
 def age_of(slot: int) -> int:
-    """Return the age of the message in a slot, in versions of its fragment."""
+    """Return the age of the message in a slot, in versions of its fragment: 0 if it is not late."""
     return slot // AGE
 
 
 @dataclass(frozen=True)
 class OnItsWay:
-    """A message that had not arrived when its round was over, and may be merged in a later one."""
+    """A late message: not there when its round closed, it may be merged in a later one."""
 
     peer: int  #: Its sender.
     step: int  #: The round in which it was computed.
@@ -67,7 +67,7 @@ class Closing:
         return self.limit
 
     def usual(self, arrivals: Collection[float]) -> float:
-        """Return about how many seconds a round takes whose messages arrive at these times."""
+        """Return about when a round closes, in seconds, whose messages arrive at these times."""
         return min(max(arrivals), self.limit)
 
     def travels_on(self, step: int, age: int) -> bool:
@@ -75,23 +75,23 @@ class Closing:
         return False
 
     def age(self, step: int, since: int) -> int | None:
-        """Return how old a message of round `since` is in round `step`, in versions of its params.
+        """Return a late message's age, of round `since` in round `step`, in versions of its params.
 
         None: the round exchanges other params.
         """
         return step - since
 
     def share(self, peer: int, batch: int, trainers: int) -> float:
-        """Return how many rows of a batch a peer trains on, of so many `trainers` on average."""
+        """Return a peer's rows of a batch where all are awaited: those of `trainers` on average."""
         return batch / trainers
 
     def assign(self, state: "CoordinatorState", batch: int) -> Assignment:
-        """Return what each trainer of the round in progress gets of a batch."""
+        """Return what each trainer gets of a batch in a round that waits for all."""
         batch = self.each * len(state.trainers) if self.each else batch
         return committee.plan(state.trainers, state.seed, state.data_index, batch, state.untrained)
 
     def capacity(self, trainers: int) -> int:
-        """Return the most rows that one of `trainers` peers is assigned in any round."""
+        """Return the most rows that one of `trainers` peers is assigned, if all are awaited."""
         return self.each or -(-self.most_rows // min(trainers, self.fewest or trainers))
 
 
@@ -136,7 +136,7 @@ class QuorumClosing(Closing):
         return self._after_quorum(evidence.arrivals.values(), len(round_.assignment))
 
     def usual(self, arrivals: Collection[float]) -> float:
-        """Return about how many seconds a round takes, as `Closing.usual` does."""
+        """Return about when a quorum closes a round, in seconds, as `Closing.usual` does."""
         return min(max(arrivals), self._after_quorum(arrivals, len(arrivals)))
 
     def _after_quorum(self, arrivals: Collection[float], awaited: int) -> float:
@@ -146,7 +146,7 @@ class QuorumClosing(Closing):
         return min(self.limit, times[quorum - 1] + self.grace_seconds)
 
     def _settles(self, step: int) -> bool:
-        """Return whether nothing travels on from a round."""
+        """Return whether nothing travels on from a round that a quorum closes."""
         every = self.settle_every
         return every > 0 and (step % every == 0 or step == self.last)
 
@@ -161,29 +161,29 @@ class QuorumClosing(Closing):
         return not every or turn <= min((step // every + 1) * every, self.last)
 
     def age(self, step: int, since: int) -> int | None:
-        """Return the age of a message in versions of its fragment; None in others' turns."""
+        """Return a late message's age in versions of its fragment; None in others' turns."""
         versions, other = divmod(step - since, self.fragments)
         return None if other else versions
 
     def share(self, peer: int, batch: int, trainers: int) -> int:
-        """Return how many sequences a peer gets in a round of `batch` sequences.
+        """Return how many sequences of a batch a peer gets whose round a quorum closes.
 
         rows * max(1, floor(steps * batch / the largest batch))
         """
         return self.rows * max(1, self.steps[peer] * int(batch) // self.most_rows)
 
     def assign(self, state: "CoordinatorState", batch: int) -> Assignment:
-        """Return what each trainer of the round in progress gets: its share."""
+        """Return what each trainer gets in a round that a quorum closes: its share."""
         shares = {peer: self.share(peer, batch, len(state.trainers)) for peer in state.trainers}
         return committee.plan_shares(shares, state.seed, state.data_index, state.untrained)
 
     def capacity(self, trainers: int) -> int:
-        """Return the most rows that a peer is assigned in any round."""
+        """Return the most rows that a peer is assigned where a quorum closes rounds."""
         return self.rows * max(self.steps)
 
 
 def steps_of(speeds: Sequence[float], steps: int) -> tuple[int, ...]:
-    """Return how many local steps each peer takes in a round, by its tokens per second.
+    """Return how many local steps each peer takes before a round closes, by its tokens per second.
 
     max(1, floor(steps * speed / the fastest peer's))
     """

@@ -72,7 +72,7 @@ def swap_or_not(count: int, seed: bytes, first: int) -> list[int]:
 
 @lru_cache(maxsize=16)  # the coordinator needs it again at every witness's message of a round
 def order(random_seed: int, count: int, salt: str, first: int) -> tuple[int, ...]:
-    """Return the indices at the `first` positions of the shuffle that `salt` names.
+    """Return a round's elected indices: at the `first` positions of the shuffle that `salt` names.
 
     Indices are positions in a list of peers; salts are "committee", "witness" and "verify".
     """
@@ -82,7 +82,7 @@ def order(random_seed: int, count: int, salt: str, first: int) -> tuple[int, ...
 
 
 def verifiers(random_seed: int, count: int, verification_percent: int) -> frozenset[int]:
-    """Return the indices at the first floor(count verification_percent / 100) positions.
+    """Return the elected verifiers: the first floor(count verification_percent / 100) positions.
 
     These verify, and the others train, as in a committee of Psyche's without tie-breakers.
     """
@@ -142,7 +142,7 @@ Span = tuple[int, int]  # sequences first..last, both included
 
 
 class Assignment(NamedTuple):
-    """What a round trains."""
+    """The assignment of a round: who trains on what, what of it is new, and what has to wait."""
 
     spans: dict[int, Span]  # of each trainer; one without sequences is absent
     fresh: int  # number of new sequences, by which the data index advances
@@ -199,7 +199,7 @@ def plan_shares(
 def _pieces(
     spans: Sequence[Span], share: int, count: int, batch_size: int
 ) -> tuple[list[Span], tuple[Span, ...]]:
-    """Return at most `count` pieces of `share`, at most `batch_size` in all; and what remains."""
+    """Return at most `count` pieces of an assigned `share`, `batch_size` in all; and the rest."""
     pieces: list[Span] = []
     queue = deque(spans)
     while queue and len(pieces) < count:
@@ -217,7 +217,7 @@ def _pieces(
 
 
 def _split(first: int, size: int, parts: int) -> list[Span]:
-    """Return `size` sequences from `first` on, in ranges whose sizes differ by at most one."""
+    """Return `size` assigned sequences from `first` on, in ranges of about one size."""
     base, extra = divmod(size, parts)
     sizes = [base + (part < extra) for part in range(parts)]
     starts = [first + part * base + min(part, extra) for part in range(parts)]

@@ -27,7 +27,7 @@ class ElectedWitnesses:
     show_own: ClassVar[bool] = True
 
     def witnesses(self, members: Sequence[int], seed: int, nodes: int) -> tuple[int, ...]:
-        """Return who reports on a round; `nodes` is witness_nodes."""
+        """Return who reports on a round: elected witnesses; `nodes` is witness_nodes."""
         return tuple([members[i] for i in committee.witnesses(seed, len(members), nodes)])
 
     def participants(self, round_: Round, evidence: Evidence) -> Iterable[tuple[int, Bloom]]:
@@ -75,7 +75,7 @@ class SharedStore:
     show_own: ClassVar[bool] = False
 
     def witnesses(self, members: Sequence[int], seed: int, nodes: int) -> tuple[int, ...]:
-        """Return the store alone."""
+        """Return who reports on a round: the shared store alone."""
         return (STORE,)
 
     def participants(self, round_: Round, evidence: Evidence) -> Iterable[tuple[int, ExactSet]]:
@@ -149,19 +149,19 @@ def checked(round_: Round, evidence: Evidence) -> dict[int, int]:
 
 
 def disputes(evidence: Evidence, checks: Iterable[Check]) -> list[tuple[Check, Claim]]:
-    """Return the checks that differ from what the peer claimed, each with its claim."""
+    """Return the checks that dispute what the peer claimed, each with its claim."""
     claims = {peer: message.claim for peer, message in evidence.messages.items()}
     pairs = [(check, claims[check.peer]) for check in checks if check.peer in claims]
     return [(check, claim) for check, claim in pairs if claim != check.found]
 
 
 def in_time(arrivals: Mapping[int, float], limit: float) -> tuple[int, ...]:
-    """Return the slots, ascending, of messages that arrived within `limit` seconds."""
+    """Return the slots, ascending, of messages to agree on: arrived within `limit` seconds."""
     return tuple(peer for peer in sorted(arrivals) if arrivals[peer] <= limit)
 
 
 def arrived(round_: Round, evidence: Evidence, limit: float) -> tuple[int, ...]:
-    """Return the slots of messages, of this or earlier rounds, that arrived within the limit."""
+    """Return the slots of messages to agree on, of earlier rounds too, that arrived in time."""
     earlier = {peer: message.seconds for peer, message in round_.travelling.items()}
     return in_time(earlier | evidence.arrivals, limit)
 

@@ -52,27 +52,27 @@ from lockstep.protocol.sets import Bloom, ExactSet, participant
 
 
 class Tick(NamedTuple):
-    """Time passed; `random_seed` seeds the warm-up or round that may begin."""
+    """Event of the coordinator: time passed; `random_seed` seeds what may begin then."""
 
     now: float
     random_seed: int
 
 
 class Join(NamedTuple):
-    """Peers ask to take part from the next epoch on."""
+    """Event of the coordinator: peers ask to take part from the next epoch on."""
 
     peers: tuple[int, ...]
 
 
 class Leave(NamedTuple):
-    """Peers leave the epoch."""
+    """Event of the coordinator: peers leave the epoch."""
 
     peers: tuple[int, ...]
     now: float
 
 
 class WarmupWitness(NamedTuple):
-    """An elected witness reports that every peer has the params; `random_seed` as in `Tick`.
+    """Event of the coordinator: a witness says that all have params; `random_seed` as in `Tick`.
 
     Its filter `participants` holds `sets.participant` of every peer it heard from.
     """
@@ -84,7 +84,7 @@ class WarmupWitness(NamedTuple):
 
 
 class WitnessReport(NamedTuple):
-    """An elected witness reports whom it heard from in this round, as in `WarmupWitness`."""
+    """Event of the coordinator: a witness says whom it heard from, as in `WarmupWitness`."""
 
     peer: int
     now: float
@@ -92,7 +92,7 @@ class WitnessReport(NamedTuple):
 
 
 class HealthCheck(NamedTuple):
-    """The witness `by` reports that `peers` are gone."""
+    """Event of the coordinator: the witness `by` reports that `peers` are gone."""
 
     by: int
     peers: tuple[int, ...]
@@ -100,34 +100,34 @@ class HealthCheck(NamedTuple):
 
 
 class Eject(NamedTuple):
-    """The others hold proof that peers lied."""
+    """Event of the coordinator: the others hold proof that peers lied."""
 
     peers: tuple[int, ...]
     now: float
 
 
 class Close(NamedTuple):
-    """The round waits for no further message."""
+    """Event of the coordinator: the round waits for no further message."""
 
     now: float
 
 
 class TravelOn(NamedTuple):
-    """Messages of the round that may be merged in a later one; reported once a round."""
+    """Event of the coordinator, once a round: messages of it that may be merged in a later one."""
 
     messages: tuple[OnItsWay, ...]
     now: float
 
 
 class Untrained(NamedTuple):
-    """Spans of the round's messages, and of earlier ones, that nobody applies; once a round."""
+    """Event of the coordinator, once a round: spans, of earlier rounds too, that nobody applies."""
 
     spans: tuple[Span, ...]
     now: float
 
 
 class Checkpointed(NamedTuple):
-    """A member has stored the epoch's last params; `params` is their SHA-256, hex."""
+    """Event of the coordinator: a member stored the epoch's last `params`, their SHA-256 in hex."""
 
     peer: int
     now: float
@@ -135,13 +135,13 @@ class Checkpointed(NamedTuple):
 
 
 class Pause(NamedTuple):
-    """The owner pauses the run: after the epoch's cooldown, or at once before training."""
+    """Event of the coordinator: the owner pauses, after the epoch's cooldown or before training."""
 
     now: float
 
 
 class Resume(NamedTuple):
-    """The owner resumes a paused run."""
+    """Event of the coordinator: the owner resumes a paused run."""
 
     now: float
 
@@ -164,7 +164,7 @@ def healthy(state: CoordinatorState, peers: Sequence[int]) -> list[bool]:
 
 
 def tick(state: CoordinatorState, event: Event) -> CoordinatorState:
-    """Return the state after `event`: at most one transition, or `state` itself when none is due.
+    """Return the coordinator's state after `event`: one transition at most, or `state` itself.
 
     Raises:
       CoordinatorError: The event is not allowed in this state.
@@ -369,7 +369,7 @@ def _expect_member(state: CoordinatorState, event: Event, peer: int) -> None:
 
 
 def _mark(state: CoordinatorState, peers: Iterable[int], status: ClientState) -> CoordinatorState:
-    """Record what became of `peers`; their positions stay until the round is over."""
+    """Record in the state what became of `peers`; positions stay until the round is over."""
     marked = set(peers)
     records = (
         PeerRecord(record.peer, status) if record.peer in marked else record
@@ -465,7 +465,7 @@ def _wait_or_finish(state: CoordinatorState, now: float) -> CoordinatorState:
 
 
 def _let_go(state: CoordinatorState) -> CoordinatorState:
-    """Move the members that are not healthy out of the epoch."""
+    """Move the members that are not healthy out of the coordinator's epoch."""
     gone = tuple(record for record in state.peers if record.state != ClientState.Healthy)
     members = tuple(record for record in state.peers if record.state == ClientState.Healthy)
     return replace(state, peers=members, exited=state.exited + gone) if gone else state

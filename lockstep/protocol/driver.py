@@ -26,7 +26,7 @@ from lockstep.tables.links import Links
 
 @dataclass(frozen=True, kw_only=True)
 class RoundSettings:
-    """What a round reads of a run."""
+    """The settings of a run by which the driver takes its rounds."""
 
     coordinator: Settings  #: `[config]`, as the coordinator reads it.
     links: Links  #: `[links]`.
@@ -40,13 +40,13 @@ class RoundSettings:
 
     @property
     def trainers(self) -> int:
-        """The number of peers that train if all take part; the others verify."""
+        """The number of peers that train in a round if all take part; the others verify."""
         return self.peers - self.peers * self.coordinator.verification_percent // 100
 
 
 @dataclass(frozen=True)
 class RunProgress:
-    """Where a run is."""
+    """Where a run is in its rounds, as the driver moves it on."""
 
     state: CoordinatorState  #: The coordinator's state.
     seed: int  #: The run's seed, from which the seeds of its rounds derive.
@@ -93,7 +93,7 @@ class RunProgress:
 def start(
     settings: RoundSettings, step: int, data_index: int, loads: Sequence[float]
 ) -> RunProgress:
-    """Return a run at time 0, without members.
+    """Return a run's progress at time 0, without members.
 
     A run that extends another starts after its `step` rounds and `data_index` sequences. `loads`,
     by peer, are the seconds that it takes to fetch the params.
@@ -122,7 +122,7 @@ def start(
 
 
 def ask(progress: RunProgress, peers: Iterable[int]) -> RunProgress:
-    """Return the run after `peers` asked to take part.
+    """Return the run's progress after `peers` asked to take part.
 
     A peer that asks before the first round takes part in it, with the run's params and a state. A
     peer that asks later takes part from the next epoch on.
@@ -154,7 +154,7 @@ def may_ask(progress: RunProgress, peers: Iterable[int]) -> tuple[int, ...]:
 
 
 def leave(progress: RunProgress, peers: Iterable[int]) -> RunProgress:
-    """Return the run after `peers` left it, in the round in progress.
+    """Return the run's progress after `peers` left it, in the round in progress.
 
     What a peer sent in the round still counts, and its seat stays until the round is over. A peer
     that has asked to take part, and does not yet, no longer waits for it.
@@ -168,14 +168,14 @@ def leave(progress: RunProgress, peers: Iterable[int]) -> RunProgress:
 
 
 def pause(progress: RunProgress) -> RunProgress:
-    """Return the run after its owner paused it: the epoch ends with the round in progress."""
+    """Return the run's progress after its owner paused it: the epoch ends with this round."""
     return replace(
         progress, state=coordinator.tick(progress.state, coordinator.Pause(progress.now))
     )
 
 
 def resume(progress: RunProgress) -> RunProgress:
-    """Return a run that is `pausing` after it cooled down, paused and was resumed by its owner.
+    """Return a run's progress that is `pausing` after it cooled down, paused and was resumed.
 
     Its members come back with their own states, so none of them is a newcomer. A pause takes no
     time on the simulated clock.
@@ -201,7 +201,7 @@ def checkpointer(progress: RunProgress) -> int | None:
 
 
 def checkpointed(progress: RunProgress, peer: int, params: str) -> RunProgress:
-    """Return the run after a member stored the params that ended its epoch.
+    """Return the run's progress after a member stored the params that ended its epoch.
 
     `params` is their SHA-256 in hex.
 
@@ -230,7 +230,7 @@ def next_round(progress: RunProgress) -> tuple[RunProgress, Round | None]:
 def finish_round(
     progress: RunProgress, round_: Round, evidence: Evidence
 ) -> tuple[RunProgress, Decision]:
-    """Return the run after a round, and the round's decision.
+    """Return the run's progress after a round, and the round's decision.
 
     A witness attests as soon as it holds every message, so the round may end early; if a message
     is missing when the round closes, it attests to the others. Then round_witness_time passes, or
@@ -375,7 +375,7 @@ def _round(progress: RunProgress) -> Round:
 
 
 def _advance(progress: RunProgress, not_before: float = 0.0) -> RunProgress:
-    """Move the run to its next transition, at the time it is due."""
+    """Move the run to its next transition on the simulated clock, at the time it is due."""
     state = progress.state
     step = state.step + (state.run_state == RunState.RoundWitness)  # the round that may begin
     seed = committee.round_seed(progress.seed, step)

@@ -15,21 +15,21 @@ LOW = 256  # keys of one byte
 
 
 def bits_of(items: tuple[bytes, ...], keys: tuple[int, ...], size: int) -> bytes:
-    """Return the filter of `size` bits, by these keys, that holds some items."""
+    """Return the Bloom filter of `size` bits, by these keys, that holds some items."""
     is_set = np.zeros(size, np.uint8)
     is_set[_places(items, keys, size)] = 1
     return np.packbits(is_set, bitorder="little").tobytes()
 
 
 def holds(bits: bytes, items: tuple[bytes, ...], keys: tuple[int, ...]) -> list[bool]:
-    """Return for each item whether a filter by these keys holds it."""
+    """Return for each item whether a Bloom filter by these keys holds it."""
     is_set = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little") == 1
     found: list[bool] = is_set[_places(items, keys, len(is_set))].all(axis=1).tolist()
     return found
 
 
 def _places(items: tuple[bytes, ...], keys: tuple[int, ...], size: int) -> np.ndarray:
-    """Return the bit of each item by each key, in a filter of so many bits: [N, K].
+    """Return the bit of each item by each key, in a Bloom filter of so many bits: [N, K].
 
     A key's upper bytes only add a constant to a hash, so hashes of the 256 lowest bytes serve all
     keys: fnv1a(item, key) = fnv1a(item, key mod 256) + (key - key mod 256) PRIME^len(item) mod 2^64

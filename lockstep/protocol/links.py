@@ -62,7 +62,7 @@ def arrivals(
 
 
 def traffic(topology: Topology, sizes: Collection[int], peers: int) -> tuple[float, float]:
-    """Return the bytes that all `peers` together send in a round, and those that they receive.
+    """Return the bytes that all `peers` together send over links in a round, and that they receive.
 
     `sizes` are those of the senders' messages; see `arrivals` for the topology.
     """
@@ -76,7 +76,7 @@ def traffic(topology: Topology, sizes: Collection[int], peers: int) -> tuple[flo
 
 
 def own_seconds(links: Links, peer: int, tokens: int, size: int) -> tuple[float, float]:
-    """Return a peer's seconds to train on `tokens` tokens and to send `size` bytes."""
+    """Return a peer's simulated seconds to train on `tokens` tokens and to send `size` bytes."""
     upload = _speed(links, "latency_seconds", peer)
     upload += _transfer(size, _speed(links, "upload_mbps", peer))
     return tokens / _speed(links, "tokens_per_second", peer), upload
@@ -134,12 +134,12 @@ def _downloaded(
 
 
 def speeds(links: Links, peers: int) -> tuple[float, ...]:
-    """Return the tokens per second of each of `peers` peers."""
+    """Return the simulated tokens per second of each of `peers` peers."""
     return tuple(_speed(links, "tokens_per_second", peer) for peer in range(peers))
 
 
 def check_seconds(links: Links, verifier: int, peer: int, *, tokens: int, size: int) -> float:
-    """Return the seconds until a verifier has fetched a peer's state and recomputed its step.
+    """Return the simulated seconds until a verifier has a peer's state and recomputed its step.
 
     The step has `tokens` tokens, and the state `size` bytes. By a real clock it takes none: checks
     are made while the round waits.
@@ -152,7 +152,7 @@ def check_seconds(links: Links, verifier: int, peer: int, *, tokens: int, size: 
 
 
 def load_seconds(links: Links, peer: int, *, size: int) -> float:
-    """Return the seconds that a joining peer takes to fetch `size` bytes: params and shared state.
+    """Return the simulated seconds that a joining peer takes to fetch params and shared state.
 
     It fetches from many others at once, so its own downlink is the limit. By a real clock it takes
     none: a peer that joins has the params already when its round begins.

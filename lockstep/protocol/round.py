@@ -52,38 +52,38 @@ class Round:
 
     @property
     def trainers(self) -> int:
-        """Number of peers that train."""
+        """Number of peers that train in the round."""
         return len(self.peers) - len(self.verifiers)
 
     @property
     def idle(self) -> frozenset[int]:
-        """Members that have nothing to train on."""
+        """Members that have nothing to train on in the round."""
         return frozenset(self.peers).difference(self.assignment)
 
     @cached_property
     def spans(self) -> dict[int, Span]:
-        """The sequences of each message that may be merged in the round, by slot."""
+        """The sequences of each message that may be merged in the round, by its slot."""
         return {slot: message.span for slot, message in self.travelling.items()} | self.assignment
 
     @cached_property
     def sequences(self) -> dict[int, int]:
-        """How many sequences each of these messages was computed on."""
+        """How many sequences each message that the round may merge was computed on."""
         return {slot: last - first + 1 for slot, (first, last) in self.spans.items()}
 
     def origin(self, slot: int) -> tuple[int, int]:
-        """Return who computed the message in a slot, and in which round."""
+        """Return who computed the message in a slot of the round, and in which round."""
         step = self.travelling[slot].step if slot in self.travelling else self.step
         return sender(slot), step
 
 
 def is_none(value: object) -> bool:
-    """Return whether a field that an older release does not know is absent."""
+    """Return whether a round's field that an older release does not know is absent."""
     return value is None
 
 
 @dataclass(frozen=True)
 class Message:
-    """What a peer sent."""
+    """What a peer sent in a round."""
 
     #: Commitment to the message, hex; empty where nobody reads it, never in a transcript.
     commitment: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
@@ -105,7 +105,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What was sent and reported in a round."""
+    """The evidence of a round: what was sent and reported in it."""
 
     messages: dict[int, Message]  #: Each sender's message.
     others: dict[int, Message]  #: An equivocator's other message, by sender.
@@ -128,18 +128,18 @@ class Evidence:
 
     @property
     def commitments(self) -> dict[int, str]:
-        """Each sender's commitment, hex."""
+        """The commitment of each sender of the round, hex."""
         return {peer: message.commitment for peer, message in self.messages.items()}
 
     def present(self, peers: Iterable[int]) -> list[int]:
-        """Return those of `peers` that somebody heard from."""
+        """Return those of `peers` that somebody heard from in the round."""
         silent = set(self.silent)
         return [peer for peer in peers if peer not in silent]
 
 
 @dataclass(frozen=True)
 class Decision:
-    """The outcome of a round."""
+    """The decision on a round: its outcome."""
 
     #: Slots of messages that everybody applies; a message of the round is in its peer's. `quorum`
     #: witnesses hold the same one, nobody proved it false, and no check of it was prevented.

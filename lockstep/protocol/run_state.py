@@ -65,12 +65,12 @@ class Settings(Protocol):
     rounds_per_epoch: int | None
 
     def batch_size(self, tokens: int) -> int:
-        """Return the sequences in a batch that begins after `tokens` tokens."""
+        """Return the settings' sequences in a batch that begins after `tokens` tokens."""
 
 
 @dataclass(frozen=True)
 class PeerRecord:
-    """A member of the current epoch."""
+    """A member of the current epoch, in the run's state."""
 
     peer: int
     state: ClientState
@@ -78,7 +78,7 @@ class PeerRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class CoordinatorState:
-    """A run, between two events; by default at time 0, without members."""
+    """The state of a run between two events; by default at time 0, without members."""
 
     settings: Settings  #: The run's `[config]`.
     max_seq_len: int  #: Tokens in a sequence.
@@ -121,13 +121,13 @@ class CoordinatorState:
 
     @cached_property
     def witnesses(self) -> tuple[int, ...]:
-        """Who reports on this warm-up or round: some of the members, or a store alone."""
+        """Who reports on this state's warm-up or round: some members, or a store alone."""
         members = [record.peer for record in self.peers]
         return self.reports.witnesses(members, self.seed, self.settings.witness_nodes)
 
     @property
     def quorum(self) -> int:
-        """How many of the witnesses must agree."""
+        """How many of this state's witnesses must agree."""
         return committee.witness_quorum(len(self.witnesses))
 
     @cached_property
@@ -164,7 +164,7 @@ class CoordinatorState:
         return tuple(m for m in self.on_their_way if age(self.step, m.step) is None)
 
     def slot_of(self, message: OnItsWay) -> int:
-        """Return the slot in this round of a message that it may merge."""
+        """Return the slot, in this state's round, of a message that it may merge."""
         age = self.closing.age(self.step, message.step)
         if age is None:
             raise ValueError(f"a message of round {message.step} is not due in round {self.step}")

@@ -19,7 +19,7 @@ BITS = 2560  # (1 - exp(-8 x 256 / 2560))^8 = 0.85 %
 
 @lru_cache(maxsize=128)
 def keys(seed: bytes) -> tuple[int, ...]:
-    """Return the keys of the filter with this seed; Psyche draws them at random.
+    """Return the keys of a set's Bloom filter with this seed; Psyche draws them at random.
 
     Key i is the first 8 bytes, little-endian, of SHA-256(seed + the byte i).
     """
@@ -29,7 +29,7 @@ def keys(seed: bytes) -> tuple[int, ...]:
 
 @lru_cache(maxsize=256)
 def participant(peer: int) -> bytes:
-    """Return a peer's item in a witness's filter: SHA-256 of its number, u32 little-endian."""
+    """Return a peer's item in the set of a witness: SHA-256 of its number, u32 little-endian."""
     return hashlib.sha256(peer.to_bytes(4, "little")).digest()
 
 
@@ -43,11 +43,11 @@ class Bloom:
 
     @classmethod
     def of(cls, items: Iterable[bytes], seed: bytes) -> "Bloom":
-        """Return the filter that holds `items`; the seed determines its keys."""
+        """Return the set that holds `items`, as a filter; the seed determines its keys."""
         return _of(tuple(items), keys(seed))
 
     def holds(self, items: Sequence[bytes]) -> list[bool]:
-        """Return for each item whether it is in the set."""
+        """Return for each item whether it is in the set, with false positives."""
         from lockstep.protocol import filters
 
         return filters.holds(self.bits, tuple(items), self.keys)
@@ -60,7 +60,7 @@ class ExactSet:
     items: frozenset[bytes]
 
     def holds(self, items: Sequence[bytes]) -> list[bool]:
-        """Return for each item whether it is in the set."""
+        """Return for each item whether it is in the set, without false positives."""
         return [item in self.items for item in items]
 
 
@@ -75,17 +75,17 @@ EMPTY = bytes(32)  # the root of no items, which no item can have
 
 
 def leaf_hash(item: bytes) -> bytes:
-    """Return SHA-256(0x00 + item)."""
+    """Return the hash of a Merkle tree's leaf, SHA-256(0x00 + item)."""
     return hashlib.sha256(b"\x00" + item).digest()
 
 
 def node_hash(left: bytes, right: bytes) -> bytes:
-    """Return SHA-256(0x01 + left + right)."""
+    """Return the hash of a Merkle tree's node, SHA-256(0x01 + left + right)."""
     return hashlib.sha256(b"\x01" + left + right).digest()
 
 
 def root(items: Sequence[bytes]) -> bytes:
-    """Return the 32-byte root over `items` in their order, or `EMPTY` without items."""
+    """Return the 32-byte Merkle root of a set's `items` in order, or `EMPTY` without items."""
     return _root(tuple(items)) if items else EMPTY
 
 

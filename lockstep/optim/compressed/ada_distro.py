@@ -62,7 +62,7 @@ def ada_distro(
 
 
 class MatrixMoment(NamedTuple):
-    """Decayed squares of a matrix's gradient.
+    """AdaDistro's second moment of a matrix: decayed squares of its gradient.
 
     Attributes:
       column: Their mean over rows, [..., 1, columns].
@@ -74,13 +74,13 @@ class MatrixMoment(NamedTuple):
 
 
 class VectorMoment(NamedTuple):
-    """Decayed squares of a vector's gradient, element by element."""
+    """AdaDistro's second moment of a vector: decayed squares of its gradient, by element."""
 
     element: jax.Array
 
 
 class NormalizedState(NamedTuple):
-    """A peer's own state in `normalized`.
+    """A peer's own state in AdaDistro's `normalized`.
 
     Attributes:
       optimizer: The state of the optimizer that takes the normalized gradients.
@@ -99,7 +99,7 @@ def normalized(
     clip_grad_norm: float | None = None,
     stacked: tuple[str, ...] = (),
 ) -> Optimizer:
-    """Return the optimizer on gradients whose elements are all about as large as 1.
+    """Return AdaDistro's optimizer on gradients whose elements are all about as large as 1.
 
     Each peer keeps decayed means of its squared gradients, over the columns and over the rows of
     each matrix. From them Adafactor estimates the second moment of each element:
@@ -151,13 +151,13 @@ class _SecondMoment:
     stacked: tuple[str, ...]
 
     def zeros(self, params: Tree) -> Tree:
-        """Return the first moments, a `MatrixMoment` or `VectorMoment` of each parameter."""
+        """Return AdaDistro's first moments, one `MatrixMoment` or `VectorMoment` a parameter."""
         return jax.tree.map_with_path(
             lambda path, p: self._squares(path, jnp.zeros_like(p)), params
         )
 
     def add(self, second: Tree, grads: Tree) -> Tree:
-        """Return the moments after these gradients."""
+        """Return AdaDistro's second moments after these gradients."""
         return jax.tree.map(
             lambda old, new: self.decay * old + (1 - self.decay) * new,
             second,
@@ -165,7 +165,7 @@ class _SecondMoment:
         )
 
     def divide(self, grads: Tree, second: Tree, weight: jax.Array) -> Tree:
-        """Return g / (sqrt(v / w) + 1e-8), with w in `weight`."""
+        """Return AdaDistro's normalized gradient g / (sqrt(v / w) + 1e-8), with w in `weight`."""
 
         def normalized_leaf(g: jax.Array, moment: MatrixMoment | VectorMoment) -> jax.Array:
             if isinstance(moment, VectorMoment):

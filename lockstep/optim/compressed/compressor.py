@@ -13,7 +13,7 @@ from lockstep.optim.optimizer import KeyPath, Tree, group_of
 
 
 class Coefficients(NamedTuple):
-    """What a peer sends of one parameter; N blocks, K coefficients of each.
+    """What a compressor sends of one parameter; N blocks, K DCT coefficients of each.
 
     Attributes:
       index_NK: Positions within the block, ascending; uint8, uint16 or uint32 by the block's area.
@@ -25,7 +25,7 @@ class Coefficients(NamedTuple):
 
 
 class SomeBlocks(NamedTuple):
-    """What a peer sends of one parameter if blocks of zeros are left out; or the block areas.
+    """What a compressor sends of one parameter if blocks of zeros are left out; or the block areas.
 
     Shapes never depend on values, so a block of zeros is sent like any other, and marked.
 
@@ -45,7 +45,7 @@ BITS = 24  # float32 holds integers of this many bits exactly
 
 @dataclass(frozen=True)
 class Compressor:
-    """Pure functions of one parameter, named by its path: `layout`, `encode`, `select`, `decode`.
+    """A compressor: functions of a parameter at its path: `layout`, `encode`, `select`, `decode`.
 
     The DCT is linear, so a momentum is stored as its coefficients. Decay and gradients add up
     there, and removing what was sent sets zeros: exactly, and without an inverse transform.
@@ -75,7 +75,7 @@ class Compressor:
         expect.groups(stacked=self.stacked)
 
     def layout(self, path: KeyPath, leaf: jax.Array) -> dct.Layout:
-        """Return how a parameter is cut into blocks.
+        """Return how the compressor cuts a parameter into blocks.
 
         Raises:
           ValueError: It has no elements.
@@ -86,15 +86,15 @@ class Compressor:
         return dct.layout(leaf.shape, self.chunk, stacked=group_of(path) in self.stacked)
 
     def encode(self, path: KeyPath, x: jax.Array) -> jax.Array:
-        """Return the coefficients of x, in its shape."""
+        """Return x as the compressor's coefficients, in its shape."""
         return dct.encode(x, self.layout(path, x))
 
     def decode(self, path: KeyPath, coefficients: jax.Array) -> jax.Array:
-        """Return the x that has these coefficients."""
+        """Return the x that has these coefficients, the inverse of the compressor's `encode`."""
         return dct.decode(coefficients, self.layout(path, coefficients))
 
     def select(self, path: KeyPath, coefficients: jax.Array) -> Selection:
-        """Return what is sent: the largest coefficients of each block."""
+        """Return what the compressor sends: the largest coefficients of each block."""
         layout = self.layout(path, coefficients)
         index_NK, value_NK = dct.top_k(coefficients, layout, self.topk)
         index_NK = index_NK.astype(dct.index_dtype(layout.area))
@@ -114,7 +114,7 @@ class Compressor:
         present: jax.Array,
         aggregate: AggregateFn,
     ) -> jax.Array:
-        """Return each coefficient's aggregate over its present senders, in the shape of `like`."""
+        """Return the aggregate of sent coefficients over present senders, shaped like `like`."""
         index_PNK, value_PNK = coefficients_of(messages)
         if isinstance(messages, SomeBlocks):
             blocks = index_PNK.shape[1]
@@ -125,7 +125,7 @@ class Compressor:
         return dct.aggregate_sent(index_PNK, value_PNK, present, self.layout(path, like), aggregate)
 
     def remove(self, path: KeyPath, coefficients: jax.Array, index_NK: jax.Array) -> jax.Array:
-        """Return what is left after these positions were sent: zeros there."""
+        """Return the compressor's coefficients after these positions were sent: zeros there."""
         return dct.remove(coefficients, self.layout(path, coefficients), index_NK)
 
     def first_positions(self, path: KeyPath, leaf: jax.Array) -> jax.Array:
@@ -136,7 +136,7 @@ class Compressor:
         return jnp.broadcast_to(positions_K, (layout.blocks, count))
 
     def areas(self, params: Tree) -> Tree:
-        """Return how many positions a block of each parameter has, in a message's structure."""
+        """Return how many positions each compressed parameter's block has, as in a message."""
 
         def block_area(path: KeyPath, leaf: jax.Array) -> Tree:
             area = self.layout(path, leaf).area
@@ -146,19 +146,19 @@ class Compressor:
 
 
 def coefficients_of(message: Selection) -> Coefficients:
-    """Return the coefficients in what a peer sends of one parameter."""
+    """Return the coefficients in what a compressor sends of one parameter."""
     sent: Coefficients = message.sent if isinstance(message, SomeBlocks) else message
     return sent
 
 
 def _packed(flags_N: jax.Array) -> jax.Array:
-    """Return flags as integers of `BITS` bits each, the first flag the lowest bit, in float32."""
+    """Return flags of blocks as integers of `BITS` bits each, the first the lowest, in float32."""
     flags = jnp.pad(flags_N, (0, -len(flags_N) % BITS)).reshape(-1, BITS)
     return jnp.sum(flags << jnp.arange(BITS), axis=1).astype(jnp.float32)
 
 
 def _unpacked(packed: jax.Array, count: int) -> jax.Array:
-    """Return `count` flags that `_packed` packed; any other number gives some flags, no error.
+    """Return `count` flags of blocks that `_packed` packed; others give some flags, no error.
 
     A stranger's message may hold anything, and a jitted program cannot refuse it.
     """

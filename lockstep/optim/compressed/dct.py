@@ -21,7 +21,7 @@ GROUP = 8  # top_k first compares the largest of this many neighbours; 16 to 64 
 
 
 class Layout(NamedTuple):
-    """How an array is cut into blocks: `rows` x `columns` of them, of `height` x `width` each."""
+    """How the DCT cuts an array into blocks: `rows` x `columns`, of `height` x `width` each."""
 
     shape: tuple[int, ...]
     lead: int  # how many matrices (or vectors) lie side by side before the last axes
@@ -32,22 +32,22 @@ class Layout(NamedTuple):
 
     @property
     def blocks(self) -> int:
-        """Number of blocks."""
+        """Number of DCT blocks of an array."""
         return self.lead * self.rows * self.columns
 
     @property
     def area(self) -> int:
-        """Positions of a block."""
+        """Positions of a DCT block."""
         return self.height * self.width
 
 
 def divisor(size: int, limit: int) -> int:
-    """Return the largest divisor of `size` up to `limit`; with 64: 29 of 50257, 1 of a prime."""
+    """Return a DCT block's side, the largest divisor of `size` up to `limit`; 29 of 50257."""
     return next(n for n in range(min(size, limit), 0, -1) if size % n == 0)
 
 
 def layout(shape: tuple[int, ...], chunk: int, *, stacked: bool = False) -> Layout:
-    """Return how an array is cut: the last two axes by at most `chunk` each; a vector's one axis.
+    """Return how the DCT cuts an array: the last two axes by `chunk` at most; a vector's one axis.
 
     Args:
       shape: Shape of the array.
@@ -88,18 +88,18 @@ def encode(x: jax.Array, cut: Layout) -> jax.Array:
 
 
 def _each_band(left: np.ndarray, bands: jax.Array) -> jax.Array:
-    """Return left @ band for each band of blocks; `matmul` would transpose bands."""
+    """Return left @ band of the DCT for each band of blocks; `matmul` would transpose bands."""
     lefts = jnp.broadcast_to(left, (len(bands), *left.shape))
     return jax.lax.dot_general(lefts, bands, (((2,), (1,)), ((0,), (0,))))
 
 
 def _bands(x: jax.Array, cut: Layout) -> jax.Array:
-    """Return an array as its bands: blocks side by side."""
+    """Return an array as its bands: DCT blocks side by side."""
     return x.reshape(cut.lead * cut.rows, cut.height, cut.columns * cut.width)
 
 
 def decode(coefficients: jax.Array, cut: Layout) -> jax.Array:
-    """Return the inverse of `encode`: the array whose blocks have these coefficients.
+    """Return the inverse DCT: the array whose blocks have these coefficients.
 
     Along the width, cosines of even k are the same from both ends, and those of odd k opposite:
 
@@ -120,12 +120,12 @@ def decode(coefficients: jax.Array, cut: Layout) -> jax.Array:
 
 
 def index_dtype(area: int) -> np.dtype:
-    """Return the narrowest unsigned integer that names a block's positions, as on Psyche's wire."""
+    """Return the narrowest unsigned integer that names a DCT block's positions, as Psyche does."""
     return np.dtype(np.uint8 if area <= 2**8 else np.uint16 if area <= 2**16 else np.uint32)
 
 
 def top_k(coefficients: jax.Array, cut: Layout, k: int) -> tuple[jax.Array, jax.Array]:
-    """Return the k coefficients of largest magnitude in each block, in ascending order of position.
+    """Return each DCT block's k coefficients of largest magnitude, in ascending order of position.
 
     Of equal magnitudes the lowest position wins, always: a replay must choose the same ones. The
     order by position is the canonical one that the wire and the commitments use.
@@ -160,30 +160,30 @@ def top_k(coefficients: jax.Array, cut: Layout, k: int) -> tuple[jax.Array, jax.
 
 
 def _largest(bits_NA: jax.Array, k: int) -> jax.Array:
-    """Return where in each row the k largest floats of these bits stand, ascending."""
+    """Return where in each row of DCT blocks the k largest floats of these bits stand, in order."""
     floats_NA = jax.lax.bitcast_convert_type(bits_NA, jnp.float32)  # what XLA's top-k is made for
     _, index_NK = jax.lax.top_k(floats_NA, min(k, bits_NA.shape[-1]))
     return jnp.sort(index_NK, axis=-1)
 
 
 def _members(group_NC: jax.Array, size: int) -> jax.Array:
-    """Return the positions that lie in groups of `size`, group by group: [N, C * size]."""
+    """Return the positions in groups of `size`, for the top k, group by group: [N, C * size]."""
     return (group_NC[:, :, None] * size + jnp.arange(size)).reshape(len(group_NC), -1)
 
 
 def take(coefficients: jax.Array, cut: Layout, index_NK: jax.Array) -> jax.Array:
-    """Return the coefficients at the named positions of each block."""
+    """Return the DCT coefficients at the named positions of each block."""
     return coefficients.reshape(-1)[_address(cut, index_NK)]
 
 
 def remove(coefficients: jax.Array, cut: Layout, index_NK: jax.Array) -> jax.Array:
-    """Return what is left after sending: zeros at the named positions."""
+    """Return DCT coefficients after sending: zeros at the named positions."""
     target = coefficients.reshape(-1).at[_address(cut, index_NK)]
     return target.set(0.0, unique_indices=True, mode="promise_in_bounds").reshape(cut.shape)
 
 
 def put(index_NK: jax.Array, value_NK: jax.Array, cut: Layout) -> jax.Array:
-    """Return the array with these values at the named positions of each block, else zeros."""
+    """Return the array with these DCT coefficients at each block's named positions, else zeros."""
     target = jnp.zeros(math.prod(cut.shape), value_NK.dtype).at[_address(cut, index_NK)]
     flat = target.set(value_NK, unique_indices=True, mode="promise_in_bounds")
     return flat.reshape(cut.shape)
@@ -196,7 +196,7 @@ def aggregate_sent(
     cut: Layout,
     aggregate: AggregateFn,
 ) -> jax.Array:
-    """Return each coefficient's aggregate over the peers that sent it, zero where none did.
+    """Return each DCT coefficient's aggregate over the peers that sent it, zero where none did.
 
     Peers are present as a whole, [P], or block by block, [P, N]. An aggregate other than `mean`
     takes memory for P arrays.
@@ -212,7 +212,7 @@ def aggregate_sent(
 def _mean_of_senders(
     index_PNK: jax.Array, value_PNK: jax.Array, present: jax.Array, cut: Layout
 ) -> jax.Array:
-    """Return the mean over senders, in memory of one array.
+    """Return the mean of DCT coefficients over their senders, in memory of one array.
 
         mean[n, a] = sum_p value / |{p present : a in index[p, n]}|
 
@@ -249,7 +249,7 @@ def _as_values(present: jax.Array) -> jax.Array:
 
 
 def _address(cut: Layout, index_NK: jax.Array) -> jax.Array:
-    """Return the named positions of each block in the flat array; leading axes pass through."""
+    """Return where a DCT block's named positions lie in the flat array; leading axes stay."""
     index_NK = index_NK.astype(jnp.int32)
     block_N1 = jnp.arange(cut.blocks, dtype=jnp.int32)[:, None]
     band, column = block_N1 // cut.columns, block_N1 % cut.columns

@@ -23,7 +23,7 @@ from lockstep.optim.transform import Exchange, as_transform
 
 @dataclass(frozen=True)
 class CompressedMomentum:
-    """A momentum, a few of whose coefficients peers exchange; both orders of DisTrO use it.
+    """DisTrO's momentum, a few of whose coefficients peers exchange; both its orders use it.
 
     Attributes:
       learning_rate: A schedule of the step, counted from 1, or a constant. It scales the gradient
@@ -54,7 +54,7 @@ class CompressedMomentum:
         expect.aggregate(self.aggregate)
 
     def zeros(self, params: Tree) -> Tree:
-        """Return the first delta."""
+        """Return DisTrO's first delta, of zeros."""
 
         def zeros(path: KeyPath, theta: jax.Array) -> jax.Array:
             return jnp.zeros(self.compressor.layout(path, theta).shape, jnp.float32)
@@ -62,11 +62,11 @@ class CompressedMomentum:
         return jax.tree.map_with_path(zeros, params)
 
     def rate(self, step: jax.Array) -> Any:
-        """Return the learning rate of a step."""
+        """Return DisTrO's learning rate in a step."""
         return rate(self.learning_rate, step)
 
     def add(self, delta: Tree, grads: Tree, lr: jax.Array | float) -> Tree:
-        """Return compression_decay * delta + lr * clip(grads), as coefficients."""
+        """Return DisTrO's delta: compression_decay * delta + lr * clip(grads), as coefficients."""
 
         def decayed_and_added(path: KeyPath, g: jax.Array, delta: jax.Array) -> jax.Array:
             return self.compression_decay * delta + weight * self.compressor.encode(path, g)
@@ -75,15 +75,15 @@ class CompressedMomentum:
         return jax.tree.map_with_path(decayed_and_added, grads, delta)
 
     def select(self, delta: Tree) -> Tree:
-        """Return the message: what the compressor sends of each parameter."""
+        """Return DisTrO's message: what the compressor sends of each parameter's delta."""
         return jax.tree.map_with_path(self.compressor.select, delta)
 
     def remove(self, delta: Tree, sent: Tree) -> Tree:
-        """Return delta without the positions that were sent."""
+        """Return DisTrO's delta without the positions that were sent."""
         return jax.tree.map_with_path(self.compressor.remove, delta, sent)
 
     def directions(self, params: Tree, messages: Tree, present: jax.Array) -> Tree:
-        """Return the direction of each parameter's step, decoded from all peers' messages."""
+        """Return the direction of DisTrO's step by parameter, decoded from all peers' messages."""
 
         def decoded(path: KeyPath, theta: jax.Array, message: Selection) -> jax.Array:
             agreed = self.compressor.aggregate(path, theta, message, present, self.aggregate)
@@ -94,7 +94,7 @@ class CompressedMomentum:
         return jax.tree.map_with_path(decoded, params, messages)
 
     def lookahead(self, params: Tree, delta: Tree, step: jax.Array) -> Tree:
-        """Return the params after a step in which all peers' deltas equal this one."""
+        """Return the params after a step of DisTrO in which all peers' deltas equal this one."""
 
         def stepped(path: KeyPath, theta: jax.Array, delta: jax.Array) -> Any:
             lr = scaled(self.direction.scale, path, self.rate(step - 1))
@@ -172,7 +172,7 @@ def distro(momentum: CompressedMomentum, overlap: int = 0) -> Optimizer:
 
 
 class OverlappedState(NamedTuple):
-    """A peer's own state with `overlap` 1 or 2.
+    """A peer's own state in DisTrO with `overlap` 1 or 2.
 
     Attributes:
       delta: The momentum's coefficients; shapes of the params, float32.
@@ -184,7 +184,7 @@ class OverlappedState(NamedTuple):
 
 
 class WaitingDirection(NamedTuple):
-    """The shared state with `overlap` 1 or 2.
+    """The shared state in DisTrO with `overlap` 1 or 2.
 
     Attributes:
       direction: The last round's direction, still to be applied; shapes of the params.
@@ -241,7 +241,7 @@ def _overlapped(momentum: CompressedMomentum, overlap: int) -> Optimizer:
 
 
 def _positions(message: Tree) -> Tree:
-    """Return index_NK of each parameter of a message."""
+    """Return index_NK of each parameter of a message of DisTrO."""
     return jax.tree.map(
         lambda sent: coefficients_of(sent).index_NK,
         message,

@@ -13,7 +13,7 @@ from lockstep.optim.optimizer import Optimizer, RoundPeers, Tree
 
 
 class LocalState(NamedTuple):
-    """A peer's own state in `local_steps`.
+    """A peer's own state in the optimizer `local_steps`.
 
     Attributes:
       drift: Its local params minus the params of all; shapes of the params, float32.
@@ -83,7 +83,7 @@ def local_steps(inner: Optimizer, outer: Optimizer, inner_steps: int) -> Optimiz
 
 
 def check_parts(inner: Optimizer, outer: Optimizer) -> None:
-    """Check that two optimizers can be the parts of one with local steps.
+    """Check that two optimizers can be the inner and the outer one of local steps.
 
     Raises:
       ValueError: One of them is no Optimizer, or looks ahead.
@@ -100,7 +100,7 @@ def check_parts(inner: Optimizer, outer: Optimizer) -> None:
 def step_alone(
     optimizer: Optimizer, grads: Tree, own: Tree, shared: Tree, params: Tree, step: jax.Array
 ) -> tuple[Tree, Tree, Tree]:
-    """Return an optimizer's updates and both of its states after the step of a lone peer."""
+    """Return an optimizer's updates and both of its states after a local step, of a lone peer."""
     own = optimizer.accumulate(grads, own, params, step)
     message, own = optimizer.send(own, params, shared, step)
     received = jax.tree.map(lambda leaf: leaf[None], message)
@@ -142,7 +142,7 @@ def outer_sgd(
     nesterov: bool = False,
     aggregate: AggregateFn = mean,
 ) -> Optimizer:
-    """Return SGD on the mean pseudogradient, where peers count by the sequences they were assigned.
+    """Return SGD on the mean pseudogradient of local steps; peers count by assigned sequences.
 
     The learning rate is a schedule of the round, counted from 1, or a constant. DiLoCo has 0.7, and
     Nesterov's momentum of 0.9.

@@ -19,7 +19,7 @@ from lockstep.optim.optimizer import Optimizer, RoundPeers, Tree
 
 
 class DelayedMomentum(NamedTuple):
-    """The shared state of `delayed_nesterov`.
+    """The shared state of the outer optimizer `delayed_nesterov`.
 
     Attributes:
       momentum: m; shapes of the params.
@@ -39,7 +39,7 @@ def delayed_nesterov(
     every: int,
     aggregate: AggregateFn = mean,
 ) -> Optimizer:
-    """Return SGD whose Nesterov momentum acts, and changes, only once in `every` merges.
+    """Return outer SGD whose Nesterov momentum acts, and changes, only once in `every` merges.
 
     With D the merged pseudogradient of a round and S the sum of those since m last changed:
 
@@ -89,7 +89,7 @@ def cgad(
     cutoff: float,
     aggregate: AggregateFn = mean,
 ) -> Optimizer:
-    """Return Adam on pseudogradients that count by their age: Cosine-Gated Adam-Decay.
+    """Return outer Adam on pseudogradients that count by their age: Cosine-Gated Adam-Decay.
 
     With D_p the pseudogradient of peer p, and a_p its age in versions:
 
@@ -140,7 +140,7 @@ def heloco(
     trust: float,
     aggregate: AggregateFn = mean,
 ) -> Optimizer:
-    """Return SGD with Nesterov momentum on pseudogradients that are turned towards the momentum.
+    """Return outer SGD with Nesterov momentum, towards which pseudogradients are turned.
 
     Parameter by parameter, with D the pseudogradient of a peer, m the momentum, v = m / ||m||,
     c = cos(D, m) and conf = ||D|| / (||D|| + trust * ||m||):
@@ -195,7 +195,7 @@ def _turned(
     x: jax.Array, m: jax.Array, *,
     keep: float, shrink: float, shrink_most: float, turn: float, trust: float,
 ) -> jax.Array:  # fmt: skip
-    """Return a pseudogradient of one parameter, turned towards the momentum."""
+    """Return a pseudogradient of one parameter, turned towards the outer momentum."""
     sized, momentum = Sized(x, (*range(x.ndim),)), Sized(m, (*range(m.ndim),))
     length, m_length = sized.length, momentum.length  # in units of `UNIT`
     u, v = sized.direction, momentum.direction

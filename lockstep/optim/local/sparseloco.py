@@ -17,7 +17,7 @@ from lockstep.optim.quantize import level_of, pack, two_levels, unpack
 
 
 class Largest(NamedTuple):
-    """What a peer sends of one parameter; N blocks, K elements of each. Or its areas.
+    """What a peer of SparseLoCo sends of a parameter; N blocks, K elements of each. Or its areas.
 
     Attributes:
       level: The magnitudes of small and of large elements: float32 [N, 2].
@@ -80,7 +80,7 @@ def sparseloco(
 def _error_feedback(
     learning_rate: float, error_feedback: float, compressor: Compressor, aggregate: AggregateFn
 ) -> Optimizer:
-    """Return the outer optimizer, which takes pseudogradients as gradients; its own state is e."""
+    """Return SparseLoCo's outer optimizer, of pseudogradients as gradients; its own state is e."""
 
     def init(params: Tree) -> tuple[Tree, Tree]:
         e = jax.tree.map(lambda theta: jnp.zeros(theta.shape, jnp.float32), params)

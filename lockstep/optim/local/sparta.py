@@ -82,7 +82,7 @@ def sparta(
 
 
 def _choice(share: float, seed: int, selector: str) -> Callable[[Tree, jax.Array], Tree]:
-    """Return (params, step) -> S, int32 [K] of each parameter, ascending."""
+    """Return SPARTA's chosen elements: (params, step) -> S, int32 [K] a parameter, ascending."""
 
     def choose(params: Tree, step: jax.Array) -> Tree:
         leaves, structure = jax.tree.flatten(params)
@@ -90,7 +90,7 @@ def _choice(share: float, seed: int, selector: str) -> Callable[[Tree, jax.Array
         return jax.tree.unflatten(structure, places)
 
     def draw(number: int, size: int, step: jax.Array) -> jax.Array:
-        """Return a place in each of round(share * size) parts."""
+        """Return a place, of SPARTA's chosen ones, in each of round(share * size) parts."""
         count = min(size, max(1, round(share * size)))
         width, longer = divmod(size, max(1, count))
         part_K = jnp.arange(count)

@@ -29,11 +29,11 @@ class Fragments(NamedTuple):
         return (step - 1) % self.total
 
     def take(self, tree: Tree, number: jax.Array) -> Tree:
-        """Return a fragment of params: [N] of each."""
+        """Return a fragment of params that is streamed: [N] of each."""
         return row(jax.tree.map(self._cut, tree), number)
 
     def put(self, tree: Tree, part: Tree, number: jax.Array) -> Tree:
-        """Return params with one fragment replaced."""
+        """Return params with one streamed fragment replaced."""
 
         def replace_row(x: jax.Array, part_N: jax.Array) -> jax.Array:
             rows_FN = put_row(self._cut(x), part_N, number)
@@ -43,7 +43,7 @@ class Fragments(NamedTuple):
         return jax.tree.map(replace_row, tree, part)
 
     def init_of_each(self, optimizer: Optimizer, params: Tree) -> tuple[Tree, Tree]:
-        """Return the first states of one optimizer for each fragment, with a leading axis F."""
+        """Return an optimizer's first states for each streamed fragment, with a leading axis F."""
 
         def init_fragment(number: jax.Array) -> tuple[Tree, Tree]:
             return optimizer.init(self.take(params, number))
@@ -51,19 +51,19 @@ class Fragments(NamedTuple):
         return jax.vmap(init_fragment)(jnp.arange(self.total))
 
     def _cut(self, x: jax.Array) -> jax.Array:
-        """Return [F, N], the last row padded with zeros."""
+        """Return params cut into fragments, [F, N], the last row padded with zeros."""
         # Rows of one width: all rounds run one program, and the number of a row can be traced.
         width = -(-x.size // self.total)
         return jnp.pad(x.ravel(), (0, self.total * width - x.size)).reshape(self.total, width)
 
 
 def row(states: Tree, number: jax.Array) -> Tree:
-    """Return a fragment's state among those of all."""
+    """Return a streamed fragment's state among those of all."""
     return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, number, keepdims=False), states)
 
 
 def put_row(states: Tree, state: Tree, number: jax.Array) -> Tree:
-    """Return the states of all fragments with one replaced."""
+    """Return the states of all streamed fragments with one replaced."""
     return jax.tree.map(
         lambda x, new: jax.lax.dynamic_update_index_in_dim(x, new, number, 0), states, state
     )
@@ -206,14 +206,14 @@ class _Streaming:
         self, take: Callable[[Tree, Tree], tuple[Tree, Tree]], params: Tree, shared: Tree,
         step: jax.Array,
     ) -> tuple[Tree, Tree]:  # fmt: skip
-        """Return the updates and states of all fragments, after `take` changed those of one."""
+        """Return updates and states of all streamed fragments after `take` changed one."""
         number = self.fragments.in_round(step)
         updates, agreed = take(self.fragments.take(params, number), row(shared, number))
         zeros = jax.tree.map(jnp.zeros_like, params)
         return self.fragments.put(zeros, updates, number), put_row(shared, agreed, number)
 
     def _arrive(self, own: StreamingState, params: Tree, step: jax.Array) -> Tree:
-        """Return the outer optimizer's state of the fragment after it took the pseudogradient."""
+        """Return the outer state of a streamed fragment after it took the pseudogradient."""
         number = self.fragments.in_round(step)
         part = self.fragments.take(params, number)
         pseudogradient = jax.tree.map(jnp.subtract, part, self.fragments.take(own.local, number))
