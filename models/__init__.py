@@ -27,7 +27,7 @@ class ModelError(ValueError):
 
 
 def wrong(key: str, value: object, expected: str) -> ModelError:
-    """Return the error of a key with a value of another kind than was expected."""
+    """Return the error of a model config's key with a value of another kind than was expected."""
     return ModelError(f"{key} is {value!r}, expected {expected}")
 
 

@@ -48,20 +48,20 @@ class Architecture:
     balance: tuple[str, ...] = ()
 
     def init(self, config: Any, seed: int) -> Params:
-        """Return fresh float32 params as Hugging Face draws them.
+        """Return an architecture's fresh float32 params as Hugging Face draws them.
 
         Kernels and embeddings are N(0, initializer_range), norms 1, all others 0.
         """
         return nnx.to_pure_dict(nnx.state(self.Model(config, rngs=nnx.Rngs(seed)), nnx.Param))
 
     def shapes(self, config: Any) -> Params:
-        """Return the shapes and dtypes of the params; nothing is computed or allocated."""
+        """Return the shapes and dtypes of the architecture's params; nothing is computed."""
         return _abstract(self.Model, config)[1]
 
     def features(
         self, config: Any, params: Params, tokens_BT: jax.Array, **options: Any
     ) -> jax.Array:
-        """Return the final hidden states x_ND; their product with the head is logits.
+        """Return the architecture's final hidden states x_ND; times the head they are logits.
 
         `params` are nested dicts of float32 arrays, cast to a dtype where they are used; `options`
         are those of `Decoder.features` in models/decoder.py.
@@ -70,7 +70,7 @@ class Architecture:
         return module.features(tokens_BT, **options)
 
     def head(self, config: Any, params: Params) -> jax.Array:
-        """Return the kernel [D, V], float32, whose product with features is the logits."""
+        """Return the architecture's kernel [D, V], float32: features times it are the logits."""
         if config.tie_word_embeddings:
             return params["embed"]["embedding"].T
         return params["lm_head"]["kernel"]
@@ -87,7 +87,7 @@ class Architecture:
     def cache(
         self, config: Any, first_B: jax.Array, length: int, dtype: jax.typing.DTypeLike
     ) -> Cache:
-        """Return an empty cache.
+        """Return an empty cache for a text of the architecture.
 
         Args:
           config: Config of the model.
@@ -104,7 +104,7 @@ class Architecture:
     def step(
         self, config: Any, params: Params, tokens_BT: jax.Array, cache: Cache
     ) -> tuple[jax.Array, Cache]:
-        """Return the final hidden states x_ND of the next T tokens, and the cache with them.
+        """Return the architecture's hidden states x_ND of the next T tokens, and their cache.
 
         They are those of `features` on each row's whole text so far, to rounding. A row's first
         token has position 0, wherever it stands. A dynamic rope is not stretched, however many
@@ -125,7 +125,7 @@ class Architecture:
     def next_logits(
         self, config: Any, params: Params, tokens_BT: jax.Array, cache: Cache
     ) -> tuple[jax.Array, Cache]:
-        """Return the logits of what follows each row's T tokens, [B, V] float32, and the cache.
+        """Return the architecture's logits after each row's T tokens, [B, V] float32, and cache.
 
         Arguments as in `step`.
         """
@@ -135,7 +135,7 @@ class Architecture:
         return jnp.dot(x_BD, kernel_DV, preferred_element_type=jnp.float32), cache
 
     def by_layer(self, params: Params) -> Params:
-        """Return the params with a list of layers in the place of each stack; NumPy's as views."""
+        """Return the architecture's params with a list of layers for each stack, NumPy's views."""
 
         def unstacked(stack: Params) -> list[Params]:
             count = len(jax.tree.leaves(stack)[0])

@@ -66,22 +66,22 @@ class HfConfig:
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """Number of keys that a query sees in each layer, its own included; None: all before it."""
+        """The config's number of keys that a query sees in each layer, with its own; None: all."""
         return (None,) * self.num_hidden_layers
 
     @property
     def kept_sizes(self) -> tuple[int, int, int]:
-        """Heads of keys and values that a cache keeps, and the sizes of a key and of a value."""
+        """Heads of keys and values that a cache keeps by this config, and their sizes."""
         return self.num_key_value_heads, self.head_dim, self.head_dim
 
     @property
     def first_layers(self) -> dict[str, int]:
-        """First layer of each stacked group of params, where that is not layer 0."""
+        """The config's first layer of each stacked group of params that is not layer 0."""
         return {}
 
     @property
     def caveat(self) -> str | None:
-        """A sentence about versions of transformers that compute another function; None: none."""
+        """A config's sentence on versions of transformers that compute otherwise; None: none."""
         return None
 
     def __post_init__(self):
@@ -167,7 +167,7 @@ class HfConfig:
         )
 
     def shortened(self, layers: int) -> Self:
-        """Return the config of a model with only the first `layers` layers."""
+        """Return the config of a model with only its first `layers` layers."""
         return replace(self, num_hidden_layers=layers)
 
 
@@ -177,7 +177,7 @@ MOST_LAYERS = 10**5  # which configs list one by one
 
 
 def positive_integer(key: str, value: Any) -> int:
-    """Return the value of a key, an integer above 0 that an axis of an array can have.
+    """Return a config key's value, an integer above 0 that an axis of an array can have.
 
     Raises:
       ModelError: It is not.

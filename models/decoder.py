@@ -36,7 +36,7 @@ REMAT = (
 
 
 class Context(NamedTuple):
-    """What attention needs besides its input."""
+    """What a decoder's attention needs besides its input."""
 
     rope: RotaryTable
     """Cosines and sines of the positions."""
@@ -51,7 +51,7 @@ class Context(NamedTuple):
 
 
 class Layer(nnx.Module):
-    """Attention, then an MLP, each normalised before and added to its input.
+    """A decoder's layer: attention, then an MLP, each normalised before and added to its input.
 
     The two are made as attention(config, rngs=...) and mlp(config, rngs=...).
     """
@@ -70,21 +70,21 @@ class Layer(nnx.Module):
         self.mlp = mlp(config, rngs=rngs)
 
     def __call__(self, x_ND: jax.Array, context: Context) -> jax.Array:
-        """Return the layer's output, [N, D]."""
+        """Return the decoder layer's output, [N, D]."""
         x_ND = x_ND + self.attention(self.attention_norm(x_ND), context)
         return x_ND + self.mlp(self.mlp_norm(x_ND))
 
     def step(
         self, x_ND: jax.Array, tokens: NewTokens, cache: KeysAndValues
     ) -> tuple[jax.Array, KeysAndValues]:
-        """Return the output for new tokens, [N, D], and what is kept with theirs."""
+        """Return the decoder layer's output for new tokens, [N, D], and what is kept of them."""
         y_ND, cache = self.attention.step(self.attention_norm(x_ND), tokens, cache)
         x_ND = x_ND + y_ND
         return x_ND + self.mlp(self.mlp_norm(x_ND)), cache
 
 
 class Decoder(nnx.Module):
-    """Groups of like layers, each with params stacked on axis 0.
+    """A decoder: groups of like layers, each with params stacked on axis 0.
 
     `groups` maps the name of each to how many layers it has, and to what makes one, called with
     rngs. A group of 0 layers is left out.
@@ -119,7 +119,7 @@ class Decoder(nnx.Module):
         sequences_BT: jax.Array | None = None,
         embedding_in_order: bool = False,
     ) -> jax.Array:
-        """Return the final hidden states x_ND, in `dtype`.
+        """Return the decoder's final hidden states x_ND, in `dtype`.
 
         Args:
           tokens_BT: Token ids, int32, each below vocab_size.
@@ -164,7 +164,7 @@ class Decoder(nnx.Module):
     def step(
         self, tokens_BT: jax.Array, cache: Cache, layers: Mapping[str, Any]
     ) -> tuple[jax.Array, Cache]:
-        """Return the final hidden states x_ND of new tokens, and the cache with theirs.
+        """Return the decoder's hidden states x_ND of new tokens, and the cache with theirs.
 
         `layers` has each group's params: stacked, to be scanned, or a sequence of each layer's own.
         """
@@ -195,7 +195,7 @@ def _grow(
     windows_L: np.ndarray | None,
     cache: Sequence[KeysAndValues],
 ) -> tuple[jax.Array, Sequence[KeysAndValues]]:
-    """Pass new tokens through a group of layers; arguments as in `Decoder.step`."""
+    """Pass new tokens through a group of the decoder's layers; arguments as in `Decoder.step`."""
 
     def layer(x_ND: jax.Array, of_layer: Any) -> tuple[jax.Array, KeysAndValues]:
         params, window, cache = of_layer
@@ -215,7 +215,7 @@ def _grow(
 
 
 def _windows(windows: tuple[int | None, ...], length: int) -> tuple[int | None, np.ndarray | None]:
-    """Return the window of all layers where it is the same; else None, and each layer's."""
+    """Return the window of all the decoder's layers if it is one; else None, and each layer's."""
     wide = [None if window is None or window >= length else window for window in windows]
     if len(set(wide)) == 1:
         return wide[0], None
@@ -223,7 +223,7 @@ def _windows(windows: tuple[int | None, ...], length: int) -> tuple[int | None, 
 
 
 def _stack(count: int, make: Callable[..., nnx.Module], rngs: nnx.Rngs) -> nnx.Module:
-    """Return `count` modules as one whose params lead with an axis for them."""
+    """Return `count` of a decoder's modules as one whose params lead with an axis for them."""
     split = nnx.split_rngs(splits=count)
     return split(nnx.vmap(lambda rngs: make(rngs=rngs)))(rngs)
 
@@ -261,7 +261,7 @@ def _through(
 
 
 def _unstack(stacked: Any, count: int) -> list[Any]:
-    """Split axis 0 of every leaf.
+    """Split axis 0 of every leaf of a decoder's stack.
 
     The gradient of a split is one concatenate; that of `count` separate indexings would be `count`
     sums over the whole stack.

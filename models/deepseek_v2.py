@@ -53,7 +53,7 @@ class Config(DeepseekConfig):
 
     @property
     def caveat(self) -> str | None:
-        """Scores that older versions do not scale."""
+        """What DeepSeek V2 has and older versions of transformers lack: a scale of the scores."""
         if self.rope.mscale_all_dim is None:
             return None
         return (
@@ -63,7 +63,7 @@ class Config(DeepseekConfig):
 
     @property
     def routing(self) -> Routing:
-        """How the router chooses."""
+        """How the router of DeepSeek V2 chooses."""
         groups, limit = self.n_group, self.topk_group
         if self.topk_method == GREEDY:
             groups, limit = 1, 1

@@ -79,7 +79,7 @@ EXPERT_KEYS = (
 
 @dataclass(frozen=True)
 class DeepseekConfig(HfConfig):
-    """The keys that V2 and V3 have in common, and the settings of the modules below.
+    """The keys that DeepSeek V2 and V3 have in common, and the settings of the modules below.
 
     Each of the two also has a property `routing`, a Routing.
     """
@@ -155,23 +155,23 @@ class DeepseekConfig(HfConfig):
 
     @property
     def dense(self) -> int:
-        """Number of layers, the first ones, that have a plain MLP in place of experts."""
+        """Number of DeepSeek's first layers that have a plain MLP in place of experts."""
         return min(self.first_k_dense_replace, self.num_hidden_layers)
 
     @property
     def first_layers(self) -> dict[str, int]:
-        """First layer of each stacked group of params, where that is not layer 0."""
+        """DeepSeek's first layer of each stacked group of params that is not layer 0."""
         return {"layers": self.dense}
 
     @property
     def kept_sizes(self) -> tuple[int, int, int]:
-        """Heads that a cache keeps, and the sizes of a key and of a value of each."""
+        """DeepSeek's heads that a cache keeps, and the sizes of a key and of a value of each."""
         key = self.qk_nope_head_dim + self.qk_rope_head_dim
         return self.num_attention_heads, key, self.v_head_dim
 
     @property
     def attention_scale(self) -> float:
-        """Factor of the attention scores before the softmax."""
+        """Factor of DeepSeek's attention scores before the softmax."""
         scale = (self.qk_nope_head_dim + self.qk_rope_head_dim) ** -0.5
         if self.rope.mscale_all_dim is None:
             return scale
@@ -213,11 +213,11 @@ class Config(DeepseekConfig):
 
     @property
     def routing(self) -> Routing:
-        """How the router chooses."""
+        """How the router of DeepSeek V3 chooses."""
         return Routing(self.n_group, self.topk_group, 2, "sigmoid", self.norm_topk_prob)
 
     def to_hf(self, dtype: str = "float32") -> dict[str, Any]:
-        """Return a config.json without the layers of multi-token prediction."""
+        """Return DeepSeek's config.json without the layers of multi-token prediction."""
         return super().to_hf(dtype) | {"num_nextn_predict_layers": 0}
 
 
@@ -225,7 +225,7 @@ class Config(DeepseekConfig):
 
 
 class Attention(CachedAttention):
-    """Causal attention whose keys and values are made of one narrow latent for each token.
+    """DeepSeek's attention, whose keys and values are made of one narrow latent for each token.
 
     Queries and keys have a plain part without position, and a part that is rotated; all heads share
     the rotated part of the key.
@@ -255,7 +255,7 @@ class Attention(CachedAttention):
         self.out = linear(self.count * self.value_dim, width, bias=bias)
 
     def __call__(self, x_ND: jax.Array, context: Context) -> jax.Array:
-        """Return the heads' values, averaged and projected, [N, D]."""
+        """Return the values of DeepSeek's heads, averaged and projected, [N, D]."""
         q_BTK1c, k_BTKc, v_BTKw = self.heads(x_ND, context)
         options = {"sequences_BT": context.sequences_BT, "kernel": context.kernel}
         if context.kernel == "matmul":
@@ -268,7 +268,7 @@ class Attention(CachedAttention):
         return self.out(y_NKw[:, :, : self.value_dim].reshape(B * T, K * self.value_dim))
 
     def heads(self, x_ND: jax.Array, context: Context | NewTokens) -> tuple[jax.Array, ...]:
-        """Return queries [B, T, K, 1, c], scaled, keys [B, T, K, c] and values [B, T, K, w]."""
+        """Return latent queries [B, T, K, 1, c], scaled, keys [B, T, K, c], values [B, T, K, w]."""
         rope, B, K = context.rope, context.batch, self.count
         T = x_ND.shape[0] // B
         rotate = rope.rotate_neighbours if self.neighbours else rope.rotate
@@ -289,12 +289,12 @@ class Attention(CachedAttention):
 
 
 def _widened(x: jax.Array, width: int) -> jax.Array:
-    """Pad the last axis with zeros to a width."""
+    """Pad the last axis of DeepSeek's heads with zeros to a width."""
     return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, width - x.shape[-1])])
 
 
 class Model(Decoder):
-    """A decoder whose first layers are dense, and whose others have experts; it may lack either."""
+    """A DeepSeek decoder: first layers are dense, others have experts; it may lack either."""
 
     def __init__(self, config: DeepseekConfig, *, rngs: nnx.Rngs):
         mixtures = config.num_hidden_layers - config.dense

@@ -21,7 +21,7 @@ from models.parts import MLP
 
 
 class Routing(NamedTuple):
-    """How a router chooses."""
+    """How a router chooses experts."""
 
     groups: int
     """Number of groups of experts."""
@@ -80,7 +80,7 @@ class Router(nnx.Module):
 
 @jax.custom_vjp
 def _reporting(weights_NA: jax.Array, experts_NA: jax.Array, correction_E: jax.Array) -> jax.Array:
-    """Return the weights; the correction's gradient is each expert's number of choices.
+    """Return experts' weights; the correction's gradient is each expert's number of choices.
 
     Only tokens that the loss depends on count: padding sequences and the last token of each
     sequence have no gradient.
@@ -146,7 +146,7 @@ class Experts(nnx.Module):
 
 
 class _Rows(NamedTuple):
-    """Which choice lies in which row."""
+    """Which choice of an expert lies in which row."""
 
     row_C: jax.Array
     """Row of each choice."""
@@ -157,7 +157,7 @@ class _Rows(NamedTuple):
 
 
 def _sort(expert_C: jax.Array, experts: int) -> tuple[_Rows, int]:
-    """Sort choices by expert; return their rows, and the number of rows in a block.
+    """Sort choices by expert; return their rows, and the number of rows in an expert's block.
 
     A block has the largest power of two below the rows that an expert gets on average: larger
     blocks have more padding, smaller ones read an expert's kernels more often.
@@ -186,7 +186,7 @@ def _sort(expert_C: jax.Array, experts: int) -> tuple[_Rows, int]:
 
 @jax.custom_vjp
 def _move(x: jax.Array, source: jax.Array, target: jax.Array) -> jax.Array:
-    """Return x[source], with zeros where source is out of range.
+    """Return x[source], to and from the experts, with zeros where source is out of range.
 
     Its gradient is the same in the other direction instead of a scatter, which is slow on a CPU and
     sums in any order on a GPU.

@@ -56,7 +56,7 @@ NAMES = {
 
 @dataclass(frozen=True)
 class DecoderConfig(HfConfig):
-    """The settings of the modules below, with the values of a plain decoder."""
+    """The settings of Llama's modules below, with the values of a plain decoder."""
 
     # without annotation: constants of a class, not keys of config.json
     attention_bias = False
@@ -64,7 +64,7 @@ class DecoderConfig(HfConfig):
 
     @property
     def qkv_bias(self) -> bool:
-        """Whether the projections of queries, keys and values have biases."""
+        """Whether Llama's projections of queries, keys and values have biases."""
         return self.attention_bias
 
 
@@ -85,7 +85,7 @@ class Config(DecoderConfig):
 
 
 class Attention(CachedAttention):
-    """Causal attention with grouped queries: query head n reads key-value head n // G."""
+    """Llama's attention with grouped queries: query head n reads key-value head n // G."""
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
         self.kv_heads = config.num_key_value_heads
@@ -103,7 +103,7 @@ class Attention(CachedAttention):
             self.key_norm = RMSNorm(self.head_dim, eps=config.rms_norm_eps)
 
     def __call__(self, x_ND: jax.Array, context: Context) -> jax.Array:
-        """Return the heads' values, averaged and projected, [N, D]."""
+        """Return the values of Llama's heads, averaged and projected, [N, D]."""
         q_BTKGh, k_BTKh, v_BTKh = self.heads(x_ND, context)
         y_ND = attend(
             q_BTKGh,
@@ -116,7 +116,7 @@ class Attention(CachedAttention):
         return self.out(y_ND)
 
     def heads(self, x_ND: jax.Array, context: Context | NewTokens) -> tuple[jax.Array, ...]:
-        """Return queries [B, T, K, G, h], scaled, keys and values [B, T, K, h]; rotated."""
+        """Return Llama's queries [B, T, K, G, h], scaled, keys and values [B, T, K, h]; rotated."""
         rope = context.rope
         B, K, G, h = context.batch, self.kv_heads, self.groups, self.head_dim
         T = x_ND.shape[0] // B
@@ -130,13 +130,13 @@ class Attention(CachedAttention):
 
 
 def mlp(config: HfConfig, *, rngs: nnx.Rngs) -> MLP:
-    """Return a plain MLP of the config's sizes."""
+    """Return Llama's plain MLP of the config's sizes."""
     width, inner, std = config.hidden_size, config.intermediate_size, config.initializer_range
     return MLP(width, inner, std=std, bias=config.mlp_bias, rngs=rngs)
 
 
 class Model(Decoder):
-    """A decoder of like layers."""
+    """Llama: a decoder of like layers."""
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
         layer = partial(Layer, config, Attention, mlp)

@@ -23,7 +23,7 @@ class Config(DecoderConfig):
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """The same window in each layer."""
+        """Mistral's window, the same in each layer."""
         return (self.sliding_window,) * self.num_hidden_layers
 
 

@@ -20,7 +20,7 @@ KeyCount = int | jax.Array | None
 
 
 class Embedding(nnx.Module):
-    """A table of vectors."""
+    """A decoder's embedding: a table of vectors."""
 
     def __init__(self, size: int, width: int, *, std: float, rngs: nnx.Rngs):
         self.embedding = nnx.Param(std * jax.random.normal(rngs.params(), (size, width)))
@@ -35,7 +35,7 @@ class Embedding(nnx.Module):
 
 
 class Linear(nnx.Module):
-    """x @ kernel + bias, with the float32 kernel [in, out] cast to the dtype of x."""
+    """A linear part: x @ kernel + bias, the float32 kernel [in, out] cast to the dtype of x."""
 
     def __init__(
         self, width_in: int, width_out: int, *, std: float, bias: bool = False, rngs: nnx.Rngs
@@ -46,7 +46,7 @@ class Linear(nnx.Module):
         self.has_bias = bias
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Return the product over the last axis of x, in the dtype of x."""
+        """Return the linear product over the last axis of x, in the dtype of x."""
         y = jnp.dot(x, self.kernel[...].astype(x.dtype))
         return y + self.bias[...].astype(y.dtype) if self.has_bias else y
 
@@ -59,14 +59,14 @@ class RMSNorm(nnx.Module):
         self.eps = eps
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Return x, normalised over its last axis."""
+        """Return x, normalised over its last axis by its root mean square."""
         wide = x.astype(jnp.float32)
         normal = wide * lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.eps)
         return self.scale[...].astype(x.dtype) * normal.astype(x.dtype)
 
 
 class MLP(nnx.Module):
-    """down(silu(gate(x)) * up(x))."""
+    """A gated MLP, a part of decoders: down(silu(gate(x)) * up(x))."""
 
     def __init__(self, width: int, inner: int, *, std: float, bias: bool = False, rngs: nnx.Rngs):
         self.gate = Linear(width, inner, std=std, bias=bias, rngs=rngs)
@@ -74,7 +74,7 @@ class MLP(nnx.Module):
         self.down = Linear(inner, width, std=std, bias=bias, rngs=rngs)
 
     def __call__(self, x_ND: jax.Array) -> jax.Array:
-        """Return the output, [N, D]."""
+        """Return the MLP's output, [N, D]."""
         return self.down(jax.nn.silu(self.gate(x_ND)) * self.up(x_ND))
 
 
@@ -142,7 +142,7 @@ def attend(
 
 
 def _same(sequences_BQ: jax.Array, sequences_BS: jax.Array) -> jax.Array:
-    """Return which keys are of a query's own sequence, [B, 1, Q, S]: alike for all heads."""
+    """Return which keys attention finds in a query's own sequence, [B, 1, Q, S]: heads alike."""
     return sequences_BQ[:, None, :, None] == sequences_BS[:, None, None, :]
 
 
@@ -181,7 +181,7 @@ class Cache(NamedTuple):
 
 
 class NewTokens(NamedTuple):
-    """What attention needs to know of new tokens besides its input and the cache."""
+    """What cached attention needs to know of new tokens besides its input and the cache."""
 
     rope: RotaryTable
     """Cosines and sines of the new tokens' positions."""
@@ -201,7 +201,7 @@ class CachedAttention(nnx.Module):
     def step(
         self, x_ND: jax.Array, tokens: NewTokens, cache: KeysAndValues
     ) -> tuple[jax.Array, KeysAndValues]:
-        """Return the output for new tokens, [N, D], and what is kept; the input is normalised."""
+        """Return attention's output for new tokens, [N, D], and what is kept."""
         q_BTKGh, k_BTKh, v_BTKw = self.heads(x_ND, tokens)
         keys, values = (
             lax.dynamic_update_slice(old, new.transpose(0, 2, 1, 3), (0, 0, tokens.used, 0))

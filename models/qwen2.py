@@ -48,7 +48,7 @@ class WindowedConfig(DecoderConfig):
 
     @classmethod
     def from_hf(cls, hf_config: dict[str, Any]) -> Self:
-        """Read a config.json, and derive `layer_types` where it is absent."""
+        """Read a Qwen's config.json, and derive `layer_types` where it is absent."""
         values = cls.DEFAULTS | hf_config
         if values["use_sliding_window"] is False:
             values["sliding_window"] = None
@@ -63,13 +63,13 @@ class WindowedConfig(DecoderConfig):
         return super().from_hf(values)
 
     def shortened(self, layers: int) -> Self:
-        """Return the config of a model with only the first `layers` layers."""
+        """Return a Qwen's config with only the first `layers` layers."""
         types = self.layer_types[:layers]
         return replace(self, num_hidden_layers=layers, layer_types=types)
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """Number of keys that a query sees in each layer; None: all before it."""
+        """Number of keys that a Qwen's query sees in each layer; None: all before it."""
         return tuple(self.sliding_window if t == SLIDING else None for t in self.layer_types)
 
 

@@ -57,7 +57,7 @@ class Rope:
 
     @classmethod
     def from_hf(cls, values: dict[str, Any]) -> Self:
-        """Read the keys in any spelling of transformers.
+        """Read the rotary keys in any spelling of transformers.
 
         Version 5 has all of them in the table `rope_parameters`; version 4 calls the table
         `rope_scaling`, and has `rope_theta` beside it. Where a config has several spellings of a
@@ -80,7 +80,7 @@ class Rope:
 
     @classmethod
     def _from_table(cls, where: str, table: Any, values: dict[str, Any]) -> Self:
-        """Read one table, with the keys that older versions have beside it."""
+        """Read one table of rotary keys, with those that older versions have beside it."""
         if not isinstance(table, dict):
             raise wrong(where, table, "a table")
         rope = {k: v for k, v in table.items() if v is not None}
@@ -109,7 +109,7 @@ class Rope:
         return cls(**rope)
 
     def to_hf(self) -> dict[str, Any]:
-        """Return the keys of config.json, in both spellings."""
+        """Return the rotary keys of config.json, in both spellings."""
         table = {field.name: getattr(self, field.name) for field in fields(self)}
         table = {key: value for key, value in table.items() if value is not None}
         older = {key: value for key, value in table.items() if key != "rope_theta"}
@@ -121,7 +121,7 @@ class Rope:
 
 
 def check_spellings(other: str, theirs: Any, key: str, value: Any) -> None:
-    """Check a key that may also stand under another name, None where it does not.
+    """Check a rotary key that may also stand under another name, None where it does not.
 
     Raises:
       ModelError: The two differ: versions of transformers disagree on which one counts.
@@ -142,7 +142,7 @@ def _check_value(key: str, value: Any, where: str) -> None:
 
 
 def check_number(key: str, value: Any) -> None:
-    """Check that the value of a key is a number above 0 that float32 holds.
+    """Check that the value of a rotary key is a number above 0 that float32 holds.
 
     Raises:
       ModelError: It is not.
@@ -187,11 +187,11 @@ class RotaryTable:
             self.sin = jnp.asarray(self.sin)[positions_BT]
 
     def rotate(self, x_BTKGh: jax.Array) -> jax.Array:
-        """Rotate pairs of an element of the first half and one of the second: Llama's layout."""
+        """Rotate pairs of an element of the first and of the second half by position: Llama's."""
         return self._rotate(*jnp.split(x_BTKGh, 2, axis=-1))
 
     def rotate_neighbours(self, x_BTKGh: jax.Array) -> jax.Array:
-        """Rotate pairs of neighbours, as DeepSeek does, and return them in Llama's layout.
+        """Rotate by position pairs of neighbours, as DeepSeek does; return Llama's layout.
 
         Queries and keys are laid out alike, so their products do not depend on the layout.
         """
@@ -213,7 +213,7 @@ def _powers(theta: float, dim: int) -> np.ndarray:
 
 
 def scaled_frequencies(rope: Rope, dim: int, length: int, most: int) -> tuple[np.ndarray, float]:
-    """Return the frequencies, [dim / 2] float32, and the factor of cosines and sines.
+    """Return the scaled rotary frequencies, [dim / 2], and the factor of cosines and sines.
 
     Arguments as in `RotaryTable`.
     """
@@ -232,7 +232,7 @@ def scaled_frequencies(rope: Rope, dim: int, length: int, most: int) -> tuple[np
 
 
 def _llama3(rope: Rope, plain: np.ndarray) -> np.ndarray:
-    """Slow long waves by `factor`, leave short ones as they are, and interpolate between them."""
+    """Slow long rotary waves by `factor`, leave short ones as they are, and interpolate between."""
     old = rope.original_max_position_embeddings
     low, high, factor = rope.low_freq_factor, rope.high_freq_factor, np.float32(rope.factor)
     waves = np.float32(2 * math.pi) / plain
@@ -243,14 +243,14 @@ def _llama3(rope: Rope, plain: np.ndarray) -> np.ndarray:
 
 
 def _yarn(rope: Rope, dim: int) -> np.ndarray:
-    """Slow the frequencies that turn seldom within the original length by `factor`.
+    """Slow the rotary frequencies that turn seldom within the original length by `factor`.
 
     Those that turn more than beta_fast times stay, those that turn less than beta_slow times are
     slowed, and between the two the change is linear.
     """
 
     def index(turns: float) -> float:
-        """Return the (fractional) index of the frequency that turns so often."""
+        """Return the (fractional) index of the rotary frequency that turns so often."""
         longest = rope.original_max_position_embeddings / (turns * 2 * math.pi)
         return dim * math.log(longest) / (2 * math.log(rope.rope_theta))
 

@@ -70,11 +70,11 @@ class Arithmetic:
             return lax.bitcast_convert_type(guarded, x.dtype)
 
     def times(self, x: jax.Array, y: jax.Array) -> jax.Array:
-        """Return x * y, rounded."""
+        """Return the product x * y of elements, rounded in one way."""
         return self.apart(lax.mul(x, y))
 
     def over(self, x: jax.Array, y: jax.Array) -> jax.Array:
-        """Return x / y, rounded once.
+        """Return the quotient x / y of elements, rounded once.
 
         float32 goes through float64, since float32 alone is not rounded right: XLA multiplies by
         the reciprocal of a divisor that is one number, in some programs and not in others, and on
@@ -90,7 +90,7 @@ class Arithmetic:
             )
 
     def root(self, x: jax.Array) -> jax.Array:
-        """Return the square root of x, rounded once; float32 through float64, as in `over`."""
+        """Return the square root of elements, rounded once; through float64, as in `over`."""
         if x.dtype != np.float32:
             return self.apart(lax.sqrt(x))
         with jax.enable_x64(True):
@@ -257,7 +257,7 @@ class Arithmetic:
             return lax.convert_element_type(signed, x.dtype)
 
     def _polynomial(self, factors: "list[float] | tuple[float, ...]", x: jax.Array) -> jax.Array:
-        """Return factors[0] * x^(n - 1) + ... + factors[n - 1]."""
+        """Return a series' polynomial factors[0] * x^(n - 1) + ... + factors[n - 1]."""
         result = _full(x, factors[0])
         for factor in factors[1:]:
             result = lax.add(self.times(result, x), _full(x, factor))
@@ -265,7 +265,7 @@ class Arithmetic:
 
 
 def alike(x: jax.Array, y: jax.Array) -> list[jax.Array]:
-    """Return both operands in one shape; one of them may be a scalar."""
+    """Return both operands of an elementary function in one shape; one may be a scalar."""
     shape = lax.broadcast_shapes(x.shape, y.shape)
     return [jnp.broadcast_to(z, shape) for z in (x, y)]
 

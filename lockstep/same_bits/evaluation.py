@@ -31,7 +31,7 @@ class NamedOperation(str):
 
 
 class _NoRule(NamedOperation):
-    """The name of one that is taken as it is."""
+    """The name in a jaxpr of an operation without a rule, which is taken as it is."""
 
 
 # Whether each operation by rules is traced as a program of its own, of such a name.
@@ -83,7 +83,7 @@ class Evaluation:
     """The evaluation of a jaxpr, one equation after the other; a subclass says what each gives."""
 
     def run(self, closed: Any, arguments: Sequence[Any]) -> list[Any]:
-        """Return the results of a jaxpr."""
+        """Return the results of the evaluated jaxpr."""
         jaxpr = closed.jaxpr
         values: dict[Any, Any] = {}
         values.update(zip(jaxpr.constvars, closed.consts, strict=True))
@@ -106,7 +106,7 @@ class Evaluation:
         return [value(variable) for variable in jaxpr.outvars]
 
     def _apply(self, equation: Any, inputs: list[Any]) -> Sequence[Any]:
-        """Return the results of one equation."""
+        """Return the evaluated results of one equation."""
         raise NotImplementedError
 
 
@@ -117,7 +117,7 @@ class _ByTheRules(Evaluation):
     numbers: Numbers
 
     def _apply(self, equation: Any, inputs: list[Any]) -> Sequence[Any]:
-        """Return the results of one operation."""
+        """Return the results of one operation by its rule."""
         name, settings = equation.primitive.name, equation.params
         is_by_rules = isinstance(settings.get("name"), _ByRules)
         if name in CALLS and not is_by_rules:
@@ -198,7 +198,7 @@ def _line_of(equation: Any) -> str:
 
 
 def _bound(equation: Any, *inputs: Any) -> list[Any]:
-    """Return the results of an operation as it is."""
+    """Return the results of an operation that is evaluated as it is."""
     results = equation.primitive.bind(*inputs, **equation.params)
     return results if equation.primitive.multiple_results else [results]
 

@@ -107,13 +107,13 @@ def _bits_kept(terms: int) -> int:
 
 
 def _one_less(dimensions: DotDimensions) -> DotDimensions:
-    """Return dimensions of arrays without their first axis."""
+    """Return dimensions of a product's arrays without their first axis."""
     (over, batch) = (tuple(tuple(a - 1 for a in axes) for axes in pair) for pair in dimensions)
     return over, batch
 
 
 def _dot(x: jax.Array, y: jax.Array, dimensions: DotDimensions) -> jax.Array:
-    """Return the products of a block: of numbers that bfloat16 holds, too.
+    """Return the matrix products of a block: of numbers that bfloat16 holds, too.
 
     An NVIDIA GPU's tensor cores multiply bfloat16 exactly and add in float32, which holds the sums.
     So they give the same number (tried on an H200), at several times the speed.
@@ -132,7 +132,7 @@ def _dot(x: jax.Array, y: jax.Array, dimensions: DotDimensions) -> jax.Array:
 def _one_axis(
     x: jax.Array, over: tuple[int, ...], batch: tuple[int, ...]
 ) -> tuple[jax.Array, tuple[int], tuple[int, ...]]:
-    """Return an array whose axes `over` are joined to one, that axis, and where its batch is."""
+    """Return a product's operand with its axes `over` joined to one, that axis, and its batch."""
     if len(over) == 1:
         return x, (over[0],), batch
     own = [axis for axis in range(x.ndim) if axis not in (*over, *batch)]
@@ -143,7 +143,7 @@ def _one_axis(
 
 
 def _blocks_first(x: jax.Array, axis: int, count: int) -> jax.Array:
-    """Return an array in few bits, cut along an axis into `count` blocks, which come first."""
+    """Return a product's operand in few bits, cut along an axis into `count` blocks first."""
     size = -(-x.shape[axis] // count)
     x = padded(x, axis, count * size - x.shape[axis])
     x = x.reshape(*x.shape[:axis], count, size, *x.shape[axis + 1 :])
@@ -151,7 +151,7 @@ def _blocks_first(x: jax.Array, axis: int, count: int) -> jax.Array:
 
 
 def _few_bits(x: jax.Array, axis: int) -> jax.Array:
-    """Return x rounded to `FEW_BITS` bits of the largest over an axis.
+    """Return a product's operand x rounded to `FEW_BITS` bits of the largest over an axis.
 
     The sum with `UNITS` units has no room for less than one.
     """

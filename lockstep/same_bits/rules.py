@@ -18,7 +18,7 @@ from lockstep.same_bits.sums import add_once, scatter_add, total
 
 @dataclass(frozen=True)
 class Numbers:
-    """What the rules of a program compute with."""
+    """What the rules of JAX's operations compute with."""
 
     arithmetic: Arithmetic
     product: Product
@@ -85,7 +85,7 @@ def _scatter_add(_: Numbers, inputs: list[Any], settings: dict[str, Any]) -> jax
 
 
 def _axis_of_one_each(inputs: list[Any], settings: dict[str, Any]) -> int | None:
-    """Return the axis along which a scatter has one update in each row; None if it has others.
+    """Return the axis along which a scatter, by its rule, has one update in each row; else None.
 
     The gradient of `take_along_axis` is such a scatter where one element of each row was taken.
     """
@@ -135,7 +135,7 @@ RULES: dict[str, Rule] = {
 
 
 def is_exact(equation: Any) -> bool:
-    """Return whether an operation of these types gives the same bits as it is.
+    """Return whether an operation of these types needs no rule: it gives the same bits as it is.
 
     A scatter only if no place is named twice, and a sort if nothing that it moves is equal.
     """

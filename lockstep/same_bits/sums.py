@@ -32,14 +32,14 @@ def total(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
 
 
 def pieces(x: jax.Array, axis: int, width: int) -> list[jax.Array]:
-    """Return an array cut along an axis into pieces of this width, the last padded with zeros."""
+    """Return an array to sum, cut along an axis into pieces of this width, padded with zeros."""
     size = x.shape[axis]
     x = padded(x, axis, -size % width)
     return [lax.slice_in_dim(x, at, at + width, axis=axis) for at in range(0, size, width)]
 
 
 def padded(x: jax.Array, axis: int, count: int) -> jax.Array:
-    """Return an array with `count` zeros after an axis."""
+    """Return an array to sum with `count` zeros after an axis."""
     if not count:
         return x
     return jnp.pad(x, [(0, count if i == axis else 0) for i in range(x.ndim)])
@@ -92,7 +92,7 @@ def _counts_of(updates: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def unit_of(x: jax.Array, axes: tuple[int, ...], bits: int) -> jax.Array:
-    """Return the power of two, float64, such that numbers over these axes are at most 2^bits of it.
+    """Return the unit of an exact sum: the power of two of which numbers are at most 2^bits.
 
     It is that of the largest magnitude; the axes are 1 long in it. NaN if a number is not finite.
     """
@@ -104,7 +104,7 @@ def unit_of(x: jax.Array, axes: tuple[int, ...], bits: int) -> jax.Array:
 
 
 def rounded(x: jax.Array, unit: jax.Array) -> jax.Array:
-    """Return float32 x as float64, rounded to multiples of a power of two; at most 2^51 of them.
+    """Return float32 x as float64 for an exact sum, rounded to multiples of a power of two.
 
     The sum with 1.5 * 2^52 units has no room for less than one.
     """

@@ -72,7 +72,7 @@ class SimulatedConfig:
     cooldown_time: int = 1
 
     def batch_size(self, tokens: int) -> int:
-        """Return the examples of a round, always the same number."""
+        """Return the examples of a simulated round, always the same number."""
         return self.rows
 
 
@@ -188,17 +188,17 @@ class Arguments(Table):
 
     @property
     def trainers(self) -> int:
-        """Peers that train where all take part; the others verify."""
+        """Simulated peers that train where all take part; the others verify."""
         return self.peers - self.peers * self.verification_percent // 100
 
     @property
     def rows_of_a_step(self) -> int | None:
-        """Examples of each local step, where slower peers take fewer of them; else they vary."""
+        """Examples of each local step, where slower simulated peers take fewer; else they vary."""
         paced = self.optimizer is not None and self.optimizer.paced
         return self.batch_size if paced else None
 
     def config(self, rows: int) -> SimulatedConfig:
-        """Return the config of the coordinator, for rounds of `rows` examples."""
+        """Return the coordinator's config for a simulation's rounds of `rows` examples."""
         many = self.peers > WITNESSES
         least = WITNESSES if many else 1
         return SimulatedConfig(
@@ -210,7 +210,7 @@ class Arguments(Table):
         )
 
     def round_settings(self, optimizer: Any) -> RoundSettings:
-        """Return the settings of a round; `optimizer` is the argument of `simulate`."""
+        """Return the settings of a simulation's rounds; `optimizer` is as for `simulate`."""
         is_own = isinstance(optimizer, Optimizer)
         inner_steps = optimizer.inner_steps if is_own else self.optimizer.steps_of_a_round
         rows = self.trainers * inner_steps * self.batch_size
@@ -268,7 +268,7 @@ def read_arguments(inputs: Mapping[str, Any], groups: Sequence[str], *, torch: b
 def tagged(
     optimizer: str | Mapping[str, Any], groups: Sequence[str] = (), stacked: Sequence[str] = ()
 ) -> tuple[str, dict[str, Any], float]:
-    """Return an optimizer's name in a run file, its settings over its card's, and the card's rate.
+    """Return the argument `optimizer` as run files have it, settings over its card's; and its rate.
 
     `optimizer` is a name such as "diloco" or "AdamW", or a table of a run file, such as {"DiLoCo":
     {"inner_steps": 10}}. Of the params' top-level names `groups`, `stacked` are layers.
@@ -300,7 +300,7 @@ def tagged(
 
 
 def _schedule(learning_rate: Any, default: float) -> Any:
-    """Return a learning rate as the table of a run file."""
+    """Return the learning-rate argument of `simulate` as the table of a run file."""
     if learning_rate is None or callable(learning_rate):
         learning_rate = default
     if isinstance(learning_rate, Mapping):
@@ -329,7 +329,7 @@ def the_optimizer(arguments: Arguments, optimizer: Any, learning_rate: Any) -> O
 
 
 def adopted(optimizer: optax.GradientTransformation, params: Tree) -> Optimizer:
-    """Return an optimizer of optax as one of peers that exchange whole gradients."""
+    """Return the argument's optimizer of optax as one of peers that exchange whole gradients."""
     try:
         made = from_optax(optimizer)
         state = jax.eval_shape(lambda x: optimizer.update(x, optimizer.init(x), x)[1], params)
@@ -342,7 +342,7 @@ def adopted(optimizer: optax.GradientTransformation, params: Tree) -> Optimizer:
 
 
 def check_signs(faults: Sequence[Fault], form: wire.Form) -> None:
-    """Check that messages of this form can carry the faults."""
+    """Check that messages of this form can carry the faults that `simulate` was given."""
     for number, fault in enumerate(faults):
         if KINDS[fault.kind].needs == "values" and not all(leaf.sized for leaf in form.packed):
             raise LockstepError(
@@ -352,7 +352,7 @@ def check_signs(faults: Sequence[Fault], form: wire.Form) -> None:
 
 
 def check_call(function: Callable, name: str, form: str, *arguments: Any) -> None:
-    """Check that a function, which errors call `name`, can be called with these arguments."""
+    """Check that an argument that is a function, `name` in errors, can be called with these."""
     if not callable(function):
         kind = type(function).__name__
         raise LockstepError(f"simulate: {name} is {kind}, expected a function: {form}")
@@ -369,7 +369,7 @@ def check_call(function: Callable, name: str, form: str, *arguments: Any) -> Non
 
 
 def folder(name: str, path: Any) -> Path | None:
-    """Return a writable folder, made if it does not exist; None for None."""
+    """Return an argument's folder, writable and made if it does not exist; None for None."""
     if path is None:
         return None
     is_path = isinstance(path, str | os.PathLike) and str(path)

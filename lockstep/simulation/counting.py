@@ -27,7 +27,7 @@ class CountingSwarm(Swarm):
     _works: dict[tuple[int, Span], Work] = {}  # that were read in this round
 
     def weights(self, round_: Round) -> Mapping[int, int]:
-        """Return what counts in each message; the number of examples if these count alike."""
+        """Return what counts in each message's loss; the number of examples if all count alike."""
         if not self.peers.programs.task.sums:
             self._works = {}
             return round_.sequences
@@ -40,7 +40,7 @@ class CountingSwarm(Swarm):
         return _integers({slot: self._counts[key] for slot, key in keys.items()})
 
     def merge(self, messages: Mapping[int, Tree], round_: Round) -> tuple:
-        """Return the arguments of `SimulatedPeers.receive` for messages of a round, by slot."""
+        """Return the arguments of `SimulatedPeers.receive`, by counts, for a round's messages."""
         return *super().merge(messages, round_), self.weights(round_)
 
     def _read(self, peer: int, span: Span, round_: Round) -> Work:
@@ -60,7 +60,7 @@ class CountingSwarm(Swarm):
 
 
 def _integers(counts: Mapping[int, float]) -> dict[int, int]:
-    """Return counts as weights: integers, and of others their shares of the largest."""
+    """Return counts of a round as weights: integers, and of others shares of the largest."""
     for count in counts.values():
         if not 0 <= count < np.inf:
             raise LockstepError(

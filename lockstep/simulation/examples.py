@@ -89,7 +89,7 @@ class PeerData:
         self.examples, self.peer, self.seed, self.shuffle = examples, peer, seed, shuffle
 
     def take(self, indices_N: np.ndarray) -> PeerRows:
-        """Return the examples at these places of the run's order."""
+        """Return a peer's examples at these places of the run's order."""
         place_N = np.asarray(indices_N, np.int64)
         if self.shuffle:
             block_N, index_N = np.divmod(place_N, BLOCK)
@@ -104,7 +104,7 @@ class PeerData:
 
 @lru_cache(maxsize=512)  # blocks of 16 kB, two for each of 256 peers
 def _shuffled(seed: int, count: int, block: int) -> np.ndarray:
-    """Return which of so many examples are at the places of a block of the run's order."""
+    """Return which of so many examples are at the places of a block of the shuffled order."""
     pass_N, index_N = np.divmod(np.arange(block * BLOCK, (block + 1) * BLOCK), count)
     for number in np.unique(pass_N):
         mask = pass_N == number
@@ -114,7 +114,7 @@ def _shuffled(seed: int, count: int, block: int) -> np.ndarray:
 
 
 def data_of_peers(train_data: Any, peers: int, seed: int, *, shuffle: bool) -> list[PeerData]:
-    """Return the data of each peer: its own where a factory makes it, else one for all."""
+    """Return the examples of each peer: its own where a factory makes them, else the same."""
     if _is_factory(train_data):
         sets = [
             ExampleSet(
@@ -128,7 +128,7 @@ def data_of_peers(train_data: Any, peers: int, seed: int, *, shuffle: bool) -> l
 
 
 def held_out(train_data: Any, eval_data: Any, peers: int, seed: int) -> ExampleSet | None:
-    """Return the data that the loss is measured on; a factory is called with split "eval"."""
+    """Return the examples that the loss is measured on; a factory is called with split "eval"."""
     if eval_data is None and _is_factory(train_data):
         eval_data = train_data
     if _is_factory(eval_data):
@@ -147,7 +147,7 @@ def _is_factory(data: Any) -> bool:
 
 
 def _on_host(leaf: Any) -> np.ndarray:
-    """Return a leaf as a NumPy array, in JAX's dtype, which has at most 32 bits.
+    """Return a leaf of examples as a NumPy array, in JAX's dtype, of 32 bits at most.
 
     Raises:
       LockstepError: It holds a number that this dtype does not.

@@ -46,18 +46,18 @@ class Nesting:
             )
 
     def nested(self, params: Tree) -> dict:
-        """Return the arrays in nested dicts, in float32 on the host."""
+        """Return the arrays of a tree of params in nested dicts, in float32 on the host."""
         arrays = (np.array(leaf, np.float32) for leaf in jax.tree.leaves(params))
         return unflatten_dict(dict(zip(self._names, arrays, strict=True)))
 
     def restored(self, nested: dict) -> Tree:
-        """Return the tree again, of the arrays in nested dicts."""
+        """Return the tree of params again, of the arrays in nested dicts."""
         by_name = flatten_dict(nested)
         return jax.tree.unflatten(self._structure, [by_name[name] for name in self._names])
 
 
 def _names(path: KeyPath) -> tuple[str, ...]:
-    """Return the keys of a path; none is empty or has the separator of paths on disk."""
+    """Return the keys of a path in a tree of params; none is empty or has the disk's separator."""
     keys = (jax.tree_util.keystr((key,), simple=True).replace("/", ".") for key in path)
     return tuple(key or "_" for key in keys) or ("params",)
 
@@ -99,7 +99,7 @@ class LossTask:
 
     @property
     def imprecise(self) -> "LossTask":
-        """The same task in the other precision, for a peer with that fault."""
+        """The same task of a loss in the other precision, for a peer with that fault."""
         other = copy.copy(self)
         other.dtype = jnp.dtype(OTHER_PRECISION[self.dtype.name])
         return other
@@ -107,7 +107,7 @@ class LossTask:
     def weights(
         self, rows_MB: PeerRows, count: jax.Array
     ) -> Callable[[jax.Array | int], tuple[jax.Array, jax.Array]]:
-        """Return how many examples of a micro-batch are real, and their share of all."""
+        """Return how many of a micro-batch's examples are real, for the loss, and their share."""
         size = rows_MB.peer.shape[1]
 
         def weight(micro: jax.Array | int) -> tuple[jax.Array, jax.Array]:
@@ -142,14 +142,14 @@ class LossTask:
         return loss if self.sums else share * loss
 
     def key(self, rows_MB: PeerRows, step: Any, local_step: Any) -> jax.Array:
-        """Return the key of (seed, round, peer, local step), so that a replay draws the same."""
+        """Return the loss's key, of (seed, round, peer, local step): a replay draws the same."""
         key = jax.random.key(self.seed, impl="threefry2x32")
         for number in (step, rows_MB.peer[0, 0], local_step):
             key = jax.random.fold_in(key, number)
         return key
 
     def count(self, params: Tree, rows_N: PeerRows, size: int, step: int, local_step: int) -> float:
-        """Return how much counts in a local step, cut into micro-batches of `size`, with `sums`."""
+        """Return how much counts in a local step's loss, in micro-batches of `size`; for `sums`."""
         key = self.key(jax.tree.map(lambda x: x[None], rows_N), step, local_step)
         parts = [
             jax.tree.map(lambda x, at=at: x[at : at + size], rows_N.examples)
@@ -160,11 +160,11 @@ class LossTask:
 
     @cached_property
     def _count(self) -> Callable[..., jax.Array]:
-        """What counts in a batch: what only its loss needs is not computed."""
+        """Return what counts in a batch's loss: what only the loss needs is not computed."""
         return jax.jit(lambda *arguments: self._apply(*arguments)[1])
 
     def measure(self, params: Tree, batch: Tree) -> jax.Array | tuple[jax.Array, jax.Array]:
-        """Return the mean loss of a batch, or sum and count, without a key."""
+        """Return the mean loss of a batch by `loss_fn`, or sum and count, without a key."""
         return self._apply(params, batch, None)
 
     def check(self, batch: Tree) -> None:

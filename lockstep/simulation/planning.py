@@ -47,7 +47,7 @@ class PlanningSwarm(CountingSwarm):
         return progress, applicants, round_
 
     def _block(self) -> list[PlannedRound]:
-        """Return the next rounds of the plan, up to one after which a state is read."""
+        """Return the next planned rounds, up to one after which a state is read."""
         block, size = [], 0
         for planned in self._ahead:
             block.append(planned)
@@ -59,7 +59,7 @@ class PlanningSwarm(CountingSwarm):
         return block
 
     def _planned(self, progress: RunProgress, round_: Round | None) -> Iterator[PlannedRound]:
-        """Yield a round and those after it, as they are if nobody fails.
+        """Yield a planned round and those after it, as they are if nobody fails.
 
         They are decided as all rounds are, on messages that are as long as any can be.
         """

@@ -18,7 +18,7 @@ COLUMNS = {"train": TRAIN, "validation": VALIDATION, "correlation": CORRELATION}
 
 @dataclass
 class Curves:
-    """The rows of each curve so far, by the names of their columns."""
+    """The rows of each curve of a simulation so far, by the names of their columns."""
 
     train: list[dict] = field(default_factory=list)
     validation: list[dict] = field(default_factory=list)
@@ -48,7 +48,7 @@ class Result:
 
     @property
     def train(self) -> dict[str, np.ndarray]:
-        """A number for each round, by name.
+        """A number for each simulated round, by name.
 
         step: The round, from 1.
         loss: Mean of the peers' losses, by what counts in them; NaN if nobody trained.
@@ -80,11 +80,11 @@ class Result:
 
     @property
     def bytes_per_peer(self) -> int:
-        """Bytes that a peer sent, mean over peers."""
+        """Bytes that a simulated peer sent, mean over peers."""
         return round(self.curves.train[-1]["bytes_up"])
 
     def plot(self, path: str | Path) -> Path:
-        """Draw the losses by round and by bytes sent, in the format of the path's suffix.
+        """Draw the simulated losses by round and by bytes sent, in the format of the path's suffix.
 
         Returns:
           The path.
@@ -125,7 +125,7 @@ class Log:
         self.folder, self.settings, self.curves = folder, settings, Curves()
 
     def begin(self, curves: Curves) -> None:
-        """Begin with the rows of earlier rounds, if the simulation resumes."""
+        """Begin the curves with the rows of earlier rounds, if the simulation resumes."""
         self.curves = curves
         if self.folder is None:
             return
@@ -138,7 +138,7 @@ class Log:
                 writer.writerows(getattr(curves, name))
 
     def add(self, curve: str, row: dict) -> None:
-        """Add a row to a curve."""
+        """Add a row to a curve of the simulation, and to its CSV file."""
         getattr(self.curves, curve).append(row)
         if self.folder:
             with open(self.folder / f"{curve}.csv", "a", newline="", encoding="utf-8") as file:

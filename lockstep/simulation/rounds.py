@@ -59,11 +59,11 @@ class Measurements(Observer):
         self._lookahead = jax.jit(partial(lookahead_params, peers.programs.optimizer))
 
     def begins(self, step: int, progress: RunProgress) -> None:
-        """Note when a round begins."""
+        """Note when a simulated round begins."""
         self._began = time.monotonic()
 
     def took(self, entry: Entry) -> Entry:
-        """Add a round to the curves, and what is measured after it."""
+        """Add a simulated round to the curves, and what is measured after it."""
         seconds, curves = time.monotonic() - self._began, self.log.curves
         self.step = entry.round.step
         for peer, reason in entry.decision.ejected.items():
@@ -90,7 +90,7 @@ class Measurements(Observer):
         return entry
 
     def reads(self, step: int) -> bool:
-        """Return whether params or states are read after a round."""
+        """Return whether params or states are read after a simulated round."""
         return self._correlates(step) or (self.held_out is not None and self._measures(step))
 
     def _correlates(self, step: int) -> bool:
@@ -101,11 +101,11 @@ class Measurements(Observer):
         return step == self.arguments.steps or step % self.arguments.eval_every == 0
 
     def saves(self) -> dict:
-        """Return the curves, and who was ejected."""
+        """Return a simulation's curves, and who was ejected, for its checkpoint."""
         return {"ejected": self.ejected, "curves": asdict(self.log.curves)}
 
     def measure(self) -> None:
-        """Measure the loss on the held-out examples: of the params, and of local ones."""
+        """Measure a simulation's loss on held-out examples: of the params, and of local ones."""
         if self.held_out is None:
             return
         loss = local = averaged = self._mean_loss(self._params)
@@ -118,7 +118,7 @@ class Measurements(Observer):
         self.log.add("validation", row)
 
     def local_params(self) -> Iterator[Tree]:
-        """Yield where each peer takes its next gradient: NumPy arrays."""
+        """Yield where each simulated peer takes its next gradient: NumPy arrays."""
         params, shared = self._params, self.peers.shared
         taken = np.int32(self.step * self.peers.programs.optimizer.inner_steps)
         if self._together:
@@ -130,7 +130,7 @@ class Measurements(Observer):
             yield jax.tree.map(np.array, local)
 
     def shown(self) -> dict[str, str]:
-        """Return what the bar shows."""
+        """Return what the simulation's bar shows."""
         curves = self.log.curves
         row, measured = curves.train[-1], curves.validation[-1:]
         return {
@@ -151,7 +151,7 @@ class Measurements(Observer):
         return total / (counted or 1)
 
     def _correlation(self) -> float | None:
-        """Return Pearson's correlation of local params, mean over pairs; None for one peer."""
+        """Return Pearson's correlation of simulated local params, mean over pairs; else None."""
         count = self.arguments.peers
         if count < 2:
             return None
@@ -168,12 +168,12 @@ class Measurements(Observer):
 
     @property
     def _together(self) -> bool:
-        """Return whether peers take their gradients at the agreed params."""
+        """Return whether simulated peers take their gradients at the agreed params."""
         return not self.peers.programs.optimizer.looks_ahead
 
 
 def largest(fits: Callable[[int], bool], batch_size: int) -> int:
-    """Return the first of batch_size, its half, the half of that ... that fits."""
+    """Return the largest micro-batch of a simulation that fits: batch_size, its half, and so on."""
     size = batch_size
     while not fits(size):
         if size == 1:
@@ -193,7 +193,7 @@ def fits_into_memory(
     limit: int | None = None,
     copies: int = 0,
 ) -> bool:
-    """Return whether all peers fit into memory at the worst moment of a round.
+    """Return whether all simulated peers fit into memory at the worst moment of a round.
 
     XLA states what a compiled program allocates, so nothing is tried that could fail half-way or
     have the process killed. The programs that are compiled here are those that train. `rows_N` are
@@ -237,7 +237,7 @@ class SavedSimulation:
         self.record = Record(rounds, checkpoints, every)
 
     def newest(self, like: State) -> Saved | None:
-        """Return the newest checkpoint, if there is one."""
+        """Return the simulation's newest checkpoint, if there is one."""
         if not self.folder:
             return None
         steps, file = self.settings["steps"], self.folder / ASKED_FOR
@@ -289,7 +289,7 @@ class _ProgressReporter(Observer):
 
 
 def take_rounds(problem: Problem, saved: SavedSimulation, log: Log) -> Result:
-    """Take the remaining rounds, and return the result."""
+    """Take the remaining rounds of a simulation, and return the result."""
     args, settings, programs, data_of_peers, held_out, params = problem
     own, shared = jax.device_get(programs.init(params))
     fresh = Start(State(params, shared, (own,) * args.peers), 0, 0)
@@ -335,7 +335,7 @@ def take_rounds(problem: Problem, saved: SavedSimulation, log: Log) -> Result:
 
 
 def _peers(layout: str, programs: Programs, start: StartingPoint) -> SimulatedPeers:
-    """Return the peers of a layout, where they start."""
+    """Return the simulation's peers of a layout, where they start."""
     if layout == "rounds":
         return ScannedPeers(programs, start.state, jax.devices(), start.absent)
     return make_peers(programs, layout, start.state, jax.devices(), start.absent)
@@ -349,7 +349,7 @@ def _swarm(
     record: Record,
     measurements: Measurements,
 ) -> CountingSwarm:
-    """Return the swarm of these peers; of scanned ones it plans rounds ahead."""
+    """Return the simulation's swarm of these peers; of scanned ones it plans rounds ahead."""
     data_of, recorded = problem.data_of_peers.__getitem__, record.asked(problem.programs.form)
     if not isinstance(peers, ScannedPeers):
         return CountingSwarm(settings, peers, data_of, faults, recorded=recorded)
@@ -363,7 +363,7 @@ def _swarm(
 
 
 def _known(problem: Problem, curves: Curves) -> str:
-    """Return what is known of why losses or gradients are not finite."""
+    """Return what a simulation knows of why losses or gradients are not finite."""
     given = {"params": problem.params}
     for data in problem.data_of_peers:
         rows = np.arange(min(problem.settings.closing.most_rows, data.examples.count))
@@ -382,7 +382,7 @@ def _known(problem: Problem, curves: Curves) -> str:
 
 
 def _with_micro_batch(problem: Problem, saved: Saved | None) -> RoundSettings:
-    """Return the settings with the given micro-batch, else the earlier one, else one that fits."""
+    """Return simulation settings with the micro-batch: given, earlier, or one that fits."""
     args, settings, programs, data_of_peers, *_ = problem
     if args.micro_batch is not None:
         return settings
@@ -395,7 +395,7 @@ def _with_micro_batch(problem: Problem, saved: Saved | None) -> RoundSettings:
 
 
 def _difference(new: dict, old: dict, path: str = "") -> tuple[str, object, object] | None:
-    """Return the first setting that differs: its name, and both values."""
+    """Return the first setting in which a resumed simulation differs: name and both values."""
     for name in sorted(new.keys() | old.keys()):
         value, expected = new.get(name), old.get(name)
         if isinstance(value, dict) and isinstance(expected, dict):

@@ -34,7 +34,7 @@ def is_module(params: Any) -> bool:
 
 
 class _BoundModule(NamedTuple):
-    """A module as `BoundModel` asks for it."""
+    """A torch module as `BoundModel` asks for it."""
 
     module: Any
     loss: TorchLoss
@@ -79,7 +79,7 @@ class TorchModule:
         self._counted = b""  # hash of the params at which statistics stand
 
     def count_over(self, data: Sequence[PeerData]) -> None:
-        """Compute statistics of batch norms over examples of these, before anything is measured."""
+        """Compute a torch module's statistics of batch norms over these, before measuring."""
         if self._bound.state.counted:
             size = self.micro_batch
             lots = -(-COUNTED // (size * len(data)))
@@ -91,12 +91,12 @@ class TorchModule:
 
     @property
     def shapes(self) -> Tree:
-        """Shapes and dtypes of the params: nested by the parts of their names."""
+        """Shapes and dtypes of the torch module's params: nested by the parts of their names."""
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self.first)
 
     @property
     def imprecise(self) -> NoReturn:
-        """There is no other precision."""
+        """There is no other precision of a torch module."""
         raise LockstepError(
             "simulate: faults: wrong_precision, expected none of that kind with a torch module, "
             "which sets its own precision"
@@ -104,11 +104,11 @@ class TorchModule:
 
     @property
     def nesting(self) -> "TorchModule":
-        """How params are named for others: `restored`."""
+        """How a torch module's params are named for others: `restored`."""
         return self
 
     def restored(self, nested: Tree) -> dict[str, Any]:
-        """Return the module's state dict at these params: with what stays, and statistics."""
+        """Return the torch module's state dict at these params: with what stays, and statistics."""
         self._take(nested)
         self._count()
         return copy.deepcopy(self._bound.current().state_dict())
@@ -117,7 +117,7 @@ class TorchModule:
 
     @property
     def measures(self) -> bool:
-        """It gives the loss of any batch."""
+        """Whether it measures: a torch module gives the loss of any batch."""
         return True
 
     @property
@@ -127,7 +127,7 @@ class TorchModule:
         return {f"torch_{name}": str(value) for name, value in facts.items()}
 
     def gradient(self, params: Tree, rows_N: PeerRows, seed: int) -> tuple[float, Tree]:
-        """Return the mean loss of some examples, and its gradient: NumPy arrays."""
+        """Return the mean loss of some examples, and torch's gradient: NumPy arrays."""
         self._take(params)
         self._bits.seed_generators(seed)
         self._bound.begin()
@@ -146,13 +146,13 @@ class TorchModule:
             raise LockstepError(f"simulate: {error}") from None
 
     def count(self, params: Tree, rows_N: PeerRows, seed: int) -> float:
-        """Return how much counts in such a gradient, with `sums`."""
+        """Return how much counts in such a gradient of torch, with `sums`."""
         if seed not in self._counts:  # a liar has taken another one
             self.gradient(params, rows_N, seed)
         return self._counts.pop(seed)
 
     def measure(self, params: Tree, batch: Tree) -> float | tuple[float, float]:
-        """Return the mean loss of a batch, or sum and count, as the module is in evaluation."""
+        """Return a torch module's mean loss of a batch, or sum and count, in evaluation mode."""
         torch = sys.modules["torch"]
         self._take(params)
         self._count()
@@ -168,7 +168,7 @@ class TorchModule:
         return float(loss) if count is None else (float(loss), count)
 
     def _count(self) -> None:
-        """Compute statistics of batch norms, unless they stand at these params already."""
+        """Compute a torch module's batch-norm statistics, unless they stand at these params."""
         if self._to_count:
             digest = hashlib.sha256(b"".join(self._params.values())).digest()
             if digest != self._counted:
@@ -177,7 +177,7 @@ class TorchModule:
                 self._counted = digest
 
     def close(self) -> None:
-        """There is no process."""
+        """There is no process: torch runs in this one."""
 
     # ---- Arrays and tensors ----
 
@@ -186,12 +186,12 @@ class TorchModule:
             self._params[name][...] = leaf
 
     def _tree(self, arrays: dict[str, np.ndarray]) -> Tree:
-        """Return copies, nested."""
+        """Return copies of a torch module's tensors, nested."""
         copies = {tuple(name.split(".")): array.copy() for name, array in arrays.items()}
         return unflatten_dict(copies)
 
     def _tensors(self, batch: Tree) -> Any:
-        """Return a batch as tensors, integers in 64 bits, which torch's losses expect."""
+        """Return a batch as torch tensors, integers in 64 bits, which torch's losses expect."""
         torch = sys.modules["torch"]
 
         def tensor(x: np.ndarray) -> Any:

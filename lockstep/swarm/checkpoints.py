@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class Saved(NamedTuple):
-    """A loaded checkpoint."""
+    """A loaded checkpoint of a training."""
 
     step: int  # the one after which it was saved
     state: Tree  # of params and optimizers
@@ -31,7 +31,7 @@ class Saved(NamedTuple):
 
 
 class _Unchanged(np.ndarray):
-    """An array that nobody writes to, so that a copy of it is itself."""
+    """An array that nobody writes to, so that a checkpoint's copy of it is itself."""
 
     def __deepcopy__(self, memo: dict) -> "_Unchanged":
         return self
@@ -63,7 +63,7 @@ class Checkpoints:
         self._saving: Future | None = None
 
     def save(self, step: int, state: Tree, extras: dict) -> None:
-        """Start saving the state after round `step`, once the previous save is done.
+        """Start saving the checkpoint after round `step`, once the previous save is done.
 
         The state's arrays are on the host, and nobody changes them from now on; `extras` is JSON.
         """
@@ -124,12 +124,12 @@ class Checkpoints:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Wait for the last save; an error already under way takes precedence over the save's."""
+        """Wait for the last checkpoint; an error already under way goes before its error."""
         with suppress(*([] if kind is None else [LockstepError])):
             self.close()
 
     def close(self) -> None:
-        """Wait for the last save."""
+        """Wait until the last checkpoint is saved."""
         with self._as_lockstep_error():
             try:
                 self._wait()
@@ -143,6 +143,6 @@ class Checkpoints:
             saving.result()
 
     def _as_lockstep_error(self) -> AbstractContextManager[None]:
-        """Name the folder in a save's error, mostly a full disk, which the next call raises."""
+        """Name the folder in a checkpoint's error, mostly a full disk; the next call raises it."""
         # raised by orbax, tensorstore or the system
         return expecting(self.folder, "to write a checkpoint there", Exception)

@@ -30,7 +30,7 @@ from lockstep.wire.facts import MessageFacts, UnreadMessage
 
 
 class Packed(NamedTuple):
-    """A message that is being packed."""
+    """A message that is being packed for its delivery."""
 
     make: Callable[[], Sent]  # waits for what was asked of it; raises a `WireError`
     #: The message where it was made, if it stays there; then `facts` are being computed beside it.
@@ -39,7 +39,7 @@ class Packed(NamedTuple):
     facts: MessageFacts | None = None
 
     def sent(self, facts: MessageFacts | None, form: wire.Form) -> Sent:
-        """Return what its peer sends; `facts` are those on the host.
+        """Return what a packed message's peer sends; `facts` are those on the host.
 
         Raises:
           WireError: The message is invalid.
@@ -54,7 +54,7 @@ class Packed(NamedTuple):
 
 @dataclass(frozen=True)
 class Outbox:
-    """The threads that make of a training's messages what is asked of them."""
+    """The threads that pack messages: they make what is asked of a training's messages."""
 
     programs: Programs
     asked: Asked = Asked.BYTES
@@ -68,7 +68,7 @@ class Outbox:
     _one_large: Semaphore = field(default_factory=lambda: Semaphore(1))  # on the host at a time
 
     def put(self, message: Tree, peer: int, round_: Round) -> Packed:
-        """Begin to make of a peer's message what is asked of it.
+        """Begin to pack a peer's message: to make what is asked of it.
 
         Waits for nothing, but with a large message for it, and for the one before it to be on disk;
         the caller lets go of it. A message that was made here is one, unless a step came to NaN;
@@ -108,7 +108,7 @@ class Outbox:
 
 
 class Delivered(NamedTuple):
-    """The outcome of sending a round's messages, by sender."""
+    """The outcome of delivering a round's messages, by sender."""
 
     sent: dict[int, Sent]  # what went to everyone
     others: dict[int, Sent]  # what an equivocator sent to others
@@ -120,7 +120,7 @@ class Delivered(NamedTuple):
 
 @dataclass(frozen=True)
 class SimulatedDelivery:
-    """Messages that are perhaps tampered with, and then decoded here; links are simulated.
+    """A delivery over simulated links: messages are perhaps tampered with, then decoded.
 
     Everybody applies what decoding the bytes gives, the sender too: of honest bytes, its message.
     """
@@ -140,7 +140,7 @@ class SimulatedDelivery:
         present: Sequence[int],
         now: float,
     ) -> Delivered:
-        """Bring the messages of peers to all that are present, as bytes.
+        """Deliver the messages of peers, as bytes, to all that are present.
 
         `now` is when the round began, seconds since the start of the run.
         """
@@ -166,7 +166,7 @@ class SimulatedDelivery:
     def encoded(
         self, results: Mapping[int, StepResult[Sent]], round_: Round
     ) -> tuple[dict[int, Sent], dict[int, Sent], dict[int, tuple[int, ...]]]:
-        """Return what peers send, honest or not; equivocators' other messages; their receivers."""
+        """Return what peers deliver, honest or not; equivocators' other messages; receivers."""
         true = {peer: result.message.message for peer, result in results.items()}
         messages = self.faults.messages(true, round_.step)
         sent = {

@@ -44,7 +44,7 @@ class FaultSchedule:
         return Asked.COMMITMENT if any(self._of(*_kinds("message"))) else Asked.FACTS
 
     def to_json(self) -> dict:
-        """Return what a resumed training needs, as JSON."""
+        """Return what a resumed training needs of its faults, as JSON."""
         older = [
             (*key, step, base64.b64encode(sent).decode())
             for key, messages in self._older.items()
@@ -53,7 +53,7 @@ class FaultSchedule:
         return {"fired": self.fired, "returned": sorted(self._returned), "older": older}
 
     def restore(self, data: dict) -> None:
-        """Restore what `to_json` returned."""
+        """Restore the faults' counts that `to_json` returned."""
         self.fired = Counter(data["fired"])
         self._returned = set(data["returned"])
         self._older = {}
@@ -63,22 +63,22 @@ class FaultSchedule:
     # ---- Around the clock ----
 
     def asks(self, step: int) -> tuple[int, ...]:
-        """Return the peers that ask to join before a round, again or for the first time."""
+        """Return the peers that by faults ask to join before a round, again or at last."""
         returning = [peer for _, f, peer in self._of("crash", "join") if f.rounds[1] + 1 == step]
         return tuple(dict.fromkeys(returning))
 
     def away(self, step: int) -> frozenset[int]:
-        """Return the peers that are away in a round."""
+        """Return the peers that a fault keeps away in a round."""
         return frozenset(peer for _, _, peer in self._now(step, "crash", "join"))
 
     def return_early(self, step: int) -> tuple[int, ...]:
-        """Bring back the peers that are away, since the run waits for them, and return them."""
+        """End the fault of the peers that are away, since the run waits for them; return these."""
         returning = list(self._now(step, "crash", "join"))
         self._returned |= {number for number, _, _ in returning}
         return tuple(dict.fromkeys(peer for _, _, peer in returning))
 
     def silence(self, round_: Round) -> tuple[int, ...]:
-        """Return the members of a round that are away."""
+        """Return the members of a round that a fault keeps away."""
         silent = self.away(round_.step).intersection(round_.peers)
         for _, fault, peer in self._now(round_.step, "crash"):
             self.fired[fault.kind] += peer in silent
@@ -88,7 +88,7 @@ class FaultSchedule:
         return tuple(peer for peer in round_.peers if peer in silent)
 
     def delay(self, arrivals: Mapping[int, float], step: int) -> dict[int, float]:
-        """Return when messages arrive, in seconds; lost messages are absent."""
+        """Return when messages arrive, faults' delays added, in seconds; lost ones are absent."""
         late = dict(arrivals)
         for _, fault, peer in self._now(step, "dropped", "late"):
             if peer in late:
@@ -104,7 +104,7 @@ class FaultSchedule:
     def work(
         self, work: Mapping[int, Work], round_: Round, read: Callable[[int, Span], Work]
     ) -> dict[int, Work]:
-        """Return the work that peers really do; they are assigned `work`.
+        """Return the work that peers do, faulty ones too; they are assigned `work`.
 
         `read` returns the work of a peer on other sequences.
         """
@@ -125,7 +125,7 @@ class FaultSchedule:
         return done
 
     def imprecise(self, work: Mapping[int, Work], step: int) -> frozenset[int]:
-        """Return the peers that compute in another precision than the run's."""
+        """Return the peers that by a fault compute in another precision than the run's."""
         peers = {peer for _, _, peer in self._now(step, "wrong_precision") if peer in work}
         if peers:
             self.fired["wrong_precision"] += len(peers)
@@ -134,7 +134,7 @@ class FaultSchedule:
     # ---- Around the exchange ----
 
     def messages(self, true: Mapping[int, Tree], step: int) -> dict[int, Tree]:
-        """Return the message that each peer commits to and sends."""
+        """Return the message that each peer commits to and sends, a liar's too."""
         sent = dict(true)
         for number, fault, peer in self._of(*_kinds("message")):
             active = fault.rounds[0] <= step <= fault.rounds[1]
@@ -169,7 +169,7 @@ class FaultSchedule:
     def tamper(
         self, sent: Mapping[int, Sent], messages: Mapping[int, Tree], round_: Round
     ) -> tuple[dict[int, Sent], dict[int, Sent], dict[int, tuple[int, ...]]]:
-        """Return the bytes sent to everyone; an equivocator's other bytes; and their receivers."""
+        """Return the bytes that a faulty peer sends; an equivocator's others; their receivers."""
         sent, others, receivers = dict(sent), {}, {}
         for _, fault, peer in self._now(round_.step, *_kinds("bytes")):
             if peer not in sent:
@@ -190,7 +190,7 @@ class FaultSchedule:
     def attest(
         self, honest: Sequence[Attestation], round_: Round, evidence: Evidence
     ) -> tuple[Attestation, ...]:
-        """Return the witnesses' attestations, honest or not."""
+        """Return the witnesses' attestations, of faulty ones too."""
         attestations = []
         present = evidence.present(round_.peers)
         lies = [*self._now(round_.step, "false_witness", "denying_witness")]
@@ -221,7 +221,7 @@ class FaultSchedule:
         return tuple(attestations)
 
     def verify(self, check: Check, claimed: Claim | None, step: int) -> Claim:
-        """Return the result that a verifier reports."""
+        """Return the result that a verifier reports, a faulty one too."""
         if any(peer == check.verifier for _, _, peer in self._now(step, "false_verifier")):
             self.fired["false_verifier"] += 1
             return FALSE
@@ -240,7 +240,7 @@ class FaultSchedule:
     # ---- The schedule ----
 
     def _of(self, *kinds: str) -> Iterator[tuple[int, Fault, int]]:
-        """Yield each fault of these kinds, with its index in the schedule and each of its peers."""
+        """Yield each scheduled fault of these kinds, with its index and each of its peers."""
         for number, fault in enumerate(self.schedule):
             if fault.kind in kinds and number not in self._returned:
                 yield from ((number, fault, peer) for peer in fault.peers)
@@ -265,6 +265,6 @@ def _kinds(wraps: str) -> tuple[str, ...]:
 
 
 def _after(peers: Sequence[int], peer: int) -> list[int]:
-    """Return the other peers, in a circle from the one after `peer`."""
+    """Return the other peers, in a circle from the one after a faulty `peer`."""
     position = peers.index(peer)
     return [*peers[position + 1 :], *peers[:position]]

@@ -41,7 +41,7 @@ def lie(
     areas: Tree,
     rng: np.random.Generator,
 ) -> Tree:
-    """Return the message that is sent in place of the true one, in the same form.
+    """Return the lie that is sent in place of the true message, in the same form.
 
     `kind` is one of `LIES`, `size` its strength; `areas` are as in `wire.Form`. A lone peer's
     `others` are its own message.
@@ -57,7 +57,7 @@ def lie(
 def tamper(
     kind: str, payload: bytes, message: Tree, form: wire.Form, rng: np.random.Generator
 ) -> bytes:
-    """Return the bytes that are sent in place of the payload of a message."""
+    """Return the lying peer's bytes that are sent in place of the payload of a message."""
     if kind == "malformed":  # a header, and too little after it
         return payload[: len(payload) // 2]
     return wire.encode(TAMPER[kind](message, form.areas, rng), form)
@@ -71,23 +71,23 @@ def _joined(leaves: list[Leaf], areas: Tree) -> Tree:
 
 
 def _free_rider(p: Parameter) -> Leaf:
-    """Return a message without work: the first K indices, and zeros (positive as signs)."""
+    """Return a lie without work: the first K indices, and zeros (positive as signs)."""
     nothing = np.zeros(p.true.values.shape)
     return p.true.moved(p.true.put(nothing)).with_values(nothing)
 
 
 def _sign_flip(p: Parameter) -> Leaf:
-    """-q, for signs and values alike; indices unchanged."""
+    """Return the lie -q, for signs and values alike; indices unchanged."""
     return p.true.with_values(-p.true.values)
 
 
 def _scaled(p: Parameter) -> Leaf:
-    """Return the values times the size: size * q."""
+    """Return the lie of values times the size: size * q."""
     return p.true.with_values(p.size * p.true.values)
 
 
 def _noise(p: Parameter) -> Leaf:
-    """Noise: q + size * rms(q) * normal; a sign flips with probability min(1, size) / 2."""
+    """Return the lie q + size * rms(q) * normal; a sign flips with probability min(1, size) / 2."""
     q = p.true.values
     if p.true.signs:  # size 1 thus leaves nothing of signs, and half of the power of values
         flips = p.rng.random(q.shape) < min(1.0, p.size) / 2
@@ -96,7 +96,7 @@ def _noise(p: Parameter) -> Leaf:
 
 
 def _opposite(p: Parameter) -> Leaf:
-    """The others' negative mean: their inner product is as negative as possible.
+    """Return as a lie the others' negative mean: their inner product is as negative as possible.
 
     References:
       Xie, Koyejo, Gupta, Fall of Empires, https://arxiv.org/abs/1903.03936
@@ -105,7 +105,7 @@ def _opposite(p: Parameter) -> Leaf:
 
 
 def _little_enough(p: Parameter) -> Leaf:
-    """The others' mean - size * std for each coefficient; std over P, not P - 1.
+    """Return as a lie the others' mean - size * std for each coefficient; std over P, not P - 1.
 
     References:
       Baruch, Baruch, Goldberg, A Little Is Enough, https://arxiv.org/abs/1902.06156
@@ -116,7 +116,7 @@ def _little_enough(p: Parameter) -> Leaf:
 
 
 def _pushed(p: Parameter) -> Leaf:
-    """A push: q + size * rms(q) * d, with d = -1 or 1 for each index, the same every round."""
+    """Return a lie that pushes: q + size * rms(q) * d, with d = -1 or 1, the same every round."""
     rng = np.random.default_rng((DRIFT_SEED, p.number))
     q = p.true.values
     d = p.true.take(rng.integers(2, size=p.true.put(q).shape, dtype=np.int8))
@@ -124,7 +124,7 @@ def _pushed(p: Parameter) -> Leaf:
 
 
 def _lone_index(p: Parameter) -> Leaf:
-    """K positions that no other peer sends, and a sign for each, the same every round.
+    """Return as a lie K positions that no other peer sends, with signs, the same every round.
 
     Where an element's mean is over its senders, a lone sender owns it. Positions come in one order,
     so the same ones are pushed round after round. Values have the true RMS.
@@ -141,7 +141,7 @@ def _lone_index(p: Parameter) -> Leaf:
 
 
 def _forged(p: Parameter) -> Leaf:
-    """Indices drawn uniformly; signs by a coin, or normal values of the true RMS."""
+    """Return a forged message: drawn indices; signs by a coin, or normal values of the true RMS."""
     q, leaf = p.true.values, p.true
     if leaf.kept:
         leaf = leaf.moved(p.rng.random(leaf.put(q).shape))
@@ -158,7 +158,7 @@ def _each(change: Callable[[Parameter], Leaf]) -> Callable[[list[Parameter]], li
 
 
 def _drift(message: list[Parameter]) -> list[Leaf]:
-    """A push too small for any threshold; among signs, a single flipped sign."""
+    """Return a lie too small for any threshold, a push; among signs, a single flipped sign."""
     sizes = [p.true.values.size if p.true.signs else 0 for p in message]
     if not any(sizes):
         return [_pushed(p) for p in message]
@@ -189,7 +189,7 @@ LIES: dict[str, Callable[[list[Parameter]], list[Leaf]]] = {
 
 
 def _not_finite(message: Tree, areas: Tree, rng: np.random.Generator) -> Tree:
-    """NaN at a random position of each parameter, and infinity at another."""
+    """Return a lie with NaN at a random position of each parameter, and infinity at another."""
 
     def spoiled(leaf: Leaf) -> Leaf:
         if not leaf.sized:
@@ -203,7 +203,7 @@ def _not_finite(message: Tree, areas: Tree, rng: np.random.Generator) -> Tree:
 
 
 def _duplicated(message: Tree, areas: Tree, rng: np.random.Generator) -> Tree:
-    """The first index twice in one block, of the parameter that sends the most of a block."""
+    """Return a lie with the first index twice in a block, of the parameter that sends most."""
     leaves = leaves_by(areas, message)
     number = int(np.argmax([leaf.kept for leaf in leaves]))
     if leaves[number].kept < 2:
@@ -219,7 +219,7 @@ def _duplicated(message: Tree, areas: Tree, rng: np.random.Generator) -> Tree:
 
 
 def _wrong_hash(message: Tree, areas: Tree, rng: np.random.Generator) -> Tree:
-    """Another message, well-formed: only its hash shows that it is not the one committed to."""
+    """Return another message as a lie, well-formed: only its hash shows it."""
     return lie("forged", None, message, (), areas, rng)
 
 
@@ -238,16 +238,16 @@ def _rms(values: Any) -> float:
 
 
 def _spread(leaf: Leaf) -> Any:
-    """Return a parameter's message as a whole array, zero where nothing is sent."""
+    """Return a parameter's message as a whole array for a lie, zero where nothing is sent."""
     return leaf.put(leaf.values)
 
 
 def _mean(p: Parameter) -> Any:
-    """Return the mean over all others, in peer order; an unsent index counts as zero."""
+    """Return the mean over all others, for a lie, in peer order; an unsent index counts as zero."""
     return sum(map(_spread, p.others)) / len(p.others)
 
 
 def _selected(like: Leaf, values: Any) -> Leaf:
-    """Select as a peer would: the K largest magnitudes of each block, ties to the lowest index."""
+    """Select a lie's positions as a peer would: the K largest, ties to the lowest index."""
     leaf = like.moved(-np.abs(values))
     return leaf.with_values(leaf.take(values))

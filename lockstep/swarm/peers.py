@@ -41,7 +41,7 @@ class Rows(Protocol):
 def work_of(
     settings: RoundSettings, programs: Programs, data: Rows, span: tuple[int, int], trainers: int
 ) -> Work:
-    """Return the work of a peer that is assigned the rows of `span`, first to last.
+    """Return the work of a peer of the swarm that is assigned the rows of `span`, first to last.
 
     Its shape follows from how many `trainers` there are in the round.
     """
@@ -55,7 +55,7 @@ def to_host(message: Tree, peer: int) -> Tree:
 
 
 class RoundSteps(NamedTuple, Generic[M]):
-    """The steps that a round asks for."""
+    """The steps that a round asks its peers for."""
 
     work: Mapping[int, Work]  # work by peer; the others take no step
     number: int  # the round, from 1
@@ -70,7 +70,7 @@ class RoundSteps(NamedTuple, Generic[M]):
 
 
 class StepResult(NamedTuple, Generic[M]):
-    """What a peer did; its message is what `RoundSteps.pack` makes of it."""
+    """What a peer's step came to; its message is what `RoundSteps.pack` makes of it."""
 
     message: M  # by default its arrays on the host; in a training `Packed`
     # its mean loss before the round, nats per token; of a step that may not be over, on its device
@@ -88,13 +88,13 @@ class RunningPeers(Protocol):
 
     @property
     def living(self) -> frozenset[int]:
-        """The peers that this process trains; of all others it has no more than their messages."""
+        """The run's peers that this process trains; of others it has their messages alone."""
 
     def where(self, peer: int) -> str:
         """Return where a peer runs, for the log."""
 
     def returned(self) -> tuple[int, ...]:
-        """Return the absent peers that are back and can join."""
+        """Return the run's absent peers that are back and can join."""
 
     def await_return(self) -> tuple[int, ...]:
         """Wait until an absent peer is back, and return what `returned` does.
@@ -112,7 +112,7 @@ class RunningPeers(Protocol):
         """Have present peers that take no step in a round adopt the last round's commit."""
 
     def own(self, peer: int) -> Tree:
-        """Return a copy on the host of what a peer owns."""
+        """Return a copy on the host of what a peer of the run owns."""
 
     def before(self, peer: int) -> Tree | None:
         """Return a copy of what a peer owned before its last step, which was `hashed`.
@@ -129,7 +129,7 @@ class RunningPeers(Protocol):
         """Drop a misbehaving peer: it is absent until it joins again or is taken back."""
 
     def join(self, peer: int) -> None:
-        """Have a peer take over what the others agree on, with a new state of its own."""
+        """Have a peer of the run take over what the others agree on, with a new own state."""
 
     def take_back(self, members: Set[int]) -> None:
         """Let members that were silent, and are back, continue from their new state."""
@@ -154,16 +154,16 @@ class RunningPeers(Protocol):
         """Begin with what `receive` will most likely be called with, if there is any use."""
 
     def measure(self, lots: Sequence[Tree]) -> list[np.ndarray]:
-        """Return the task's measure of each lot of rows, at the agreed params."""
+        """Return the task's measure of each lot of rows, at the peers' agreed params."""
 
     def params_hash(self) -> str:
-        """Return the hash of the agreed params."""
+        """Return the hash of the params on which the peers agree."""
 
     def params(self) -> Tree:
-        """Return a copy of the agreed params on the host."""
+        """Return a copy on the host of the params on which the peers agree."""
 
     def state(self) -> State:
-        """Return a copy of the whole state on the host."""
+        """Return a copy on the host of all peers' state."""
 
     def close(self) -> None:
         """Release the peers' processes, if they have any."""
@@ -197,7 +197,7 @@ class SimulatedPeers:
         return self._living
 
     def group_of(self, peer: int) -> DeviceGroup:
-        """Return where a peer runs; peers beyond the number of groups run in turns."""
+        """Return where a peer runs; peers beyond the number of device groups run in turns."""
         return self.groups[peer % len(self.groups)]
 
     def where(self, peer: int) -> str:
@@ -305,11 +305,11 @@ class SimulatedPeers:
             self._ahead = merge.taken(self.count)
 
     def params_and_shared(self) -> tuple[Tree, Tree]:
-        """Return what all agree on, on the first group."""
+        """Return what all simulated peers agree on, on the first device group."""
         return self._first.params, self._first.shared
 
     def agree(self, params: Tree, shared: Tree) -> None:
-        """Have all peers agree on these params and on this shared state."""
+        """Have all simulated peers agree on these params and on this shared state."""
         self._spread(Replica.put(self.programs, self.groups[0], params, shared))
 
     def measure(self, lots: Sequence[Tree]) -> list[np.ndarray]:
@@ -323,12 +323,12 @@ class SimulatedPeers:
 
     @property
     def params_on(self) -> dict[DeviceGroup, Tree]:
-        """The params, one copy on each group."""
+        """The simulated peers' params, one copy on each device group."""
         return {group: replica.params for group, replica in self._replicas.items()}
 
     @property
     def shared(self) -> Tree:
-        """The optimizer's one copy, on the first group."""
+        """The optimizer's one copy for all peers, on the first device group."""
         return self._first.shared
 
     def state(self) -> State:
@@ -350,7 +350,7 @@ class SimulatedPeers:
         return self._replicas[self.group_of(peer)]
 
     def _spread(self, first: Replica) -> None:
-        """Take over what the first group has, with a copy on each other: these cannot differ."""
+        """Take over the peers' state of the first group, with a copy on each other group."""
         agreed = first.params, first.shared
         copies = {group: Replica.put(self.programs, group, *agreed) for group in self.groups[1:]}
         self._replicas = {first.group: first} | copies
@@ -376,7 +376,7 @@ def _step_result(result: tuple[Tree, jax.Array], peer: int, steps: RoundSteps[M]
 
 
 class _Merge(NamedTuple):
-    """What `receive` is called with, and what comes of it."""
+    """What the peers' `receive` is called with, and what comes of it."""
 
     before: Replica
     messages: Mapping[int, Tree]
@@ -386,12 +386,12 @@ class _Merge(NamedTuple):
     after: Replica | None = None
 
     def taken(self, count: int) -> "_Merge":
-        """Return it with its result, of a run of `count` peers; waits for nothing."""
+        """Return this merge with its result, of a run of `count` peers; waits for nothing."""
         before, messages, sequences, step, weights, _ = self
         return self._replace(after=before.receive(messages, sequences, count, step, weights))
 
     def is_of(self, other: "_Merge") -> bool:
-        """Return whether another one has the same result: it is called with the very same trees."""
+        """Return whether another merge has the same result: called with the very same trees."""
         mine, others = self.messages, other.messages
         return (
             self.before is other.before
@@ -419,7 +419,7 @@ class FusedPeers(SimulatedPeers):
         self._apart = jax.jit(partial(_unstack, count=self._rows))
 
     def group_of(self, peer: int) -> DeviceGroup:
-        """Return where a peer runs: neighbours share a group."""
+        """Return where a fused peer runs: neighbours share a device group."""
         return self.groups[peer // self._turns]
 
     def step(self, steps: RoundSteps[M]) -> dict[int, StepResult[M]]:
@@ -450,12 +450,12 @@ class FusedPeers(SimulatedPeers):
 
     @property
     def _turns(self) -> int:
-        """Return the number of peers of one device group."""
+        """Return the number of fused peers of one device group."""
         return -(-self.count // len(self.groups))
 
     @property
     def _rows(self) -> int:
-        """Return the number of peers, with idle ones that fill the last turn."""
+        """Return the number of fused peers, with idle ones that fill the last turn."""
         return self._turns * len(self.groups)
 
     def _choose(self, groups: list[DeviceGroup]) -> list[DeviceGroup]:
@@ -475,12 +475,12 @@ class FusedPeers(SimulatedPeers):
         return Mesh(devices, ("peer", AXIS), axis_types=(AxisType.Auto, AxisType.Auto))
 
     def _put(self, tree: Tree, spec: Callable[[jax.Array], Spec]) -> Tree:
-        """Put arrays on all groups, each by its spec."""
+        """Put arrays on all device groups of fused peers, each by its spec."""
         mesh = self._mesh
         return jax.device_put(tree, jax.tree.map(lambda x: NamedSharding(mesh, spec(x)), tree))
 
     def _fuse(self) -> jax.stages.Wrapped:
-        """Return the program of all peers: (params, shared, step, (own, rows, counts))."""
+        """Return the program of all peers fused: (params, shared, step, (own, rows, counts))."""
 
         def step_or_stay(
             params: Tree, shared: Tree, step: jax.Array, peer: tuple[Tree, jax.Array, jax.Array]

@@ -49,12 +49,12 @@ class _PlannedBlock:
 
     @property
     def begun(self) -> bool:
-        """Whether its first state is no longer the peers'."""
+        """Whether a block's first state is no longer the peers'."""
         return self.stepped or self.taken > 0
 
     @cached_property
     def results(self) -> list[list[tuple[UnreadMessage, float]]]:
-        """Each peer's message and loss in each round; waits until the block is computed."""
+        """Each peer's message and loss in each planned round; waits until they are computed."""
         largest_KP, saved_KP, loss_KP = jax.device_get(self.facts)
         return [
             [
@@ -86,7 +86,7 @@ class ScannedPeers(SimulatedPeers):
         return len(self._blocks)
 
     def plan(self, rounds: Sequence[PlannedRound]) -> None:
-        """Compute these rounds, as far as nobody fails, after those that are planned already.
+        """Compute these planned rounds, as far as nobody fails, after those planned already.
 
         Waits for nothing.
         """
@@ -192,7 +192,7 @@ class ScannedPeers(SimulatedPeers):
         return groups[:1]
 
     def _of_peers(self, by_peer: Sequence[Mapping[int, int]]) -> np.ndarray:
-        """Return numbers of each peer in each round, int32 [round, peer]."""
+        """Return numbers of each peer in each planned round, int32 [round, peer]."""
         numbers = np.zeros((self._room, self.count), np.int32)
         for row, of in zip(numbers, by_peer, strict=False):
             row[:] = [of[peer] for peer in range(self.count)]
@@ -200,7 +200,7 @@ class ScannedPeers(SimulatedPeers):
 
     @cached_property
     def _scan(self) -> jax.stages.Wrapped:
-        """The program of some rounds.
+        """The scanned program of some rounds.
 
         (state, first, count, rows_KPMB, counts_KP, weights_KP, sequences_KP) -> state, facts
 

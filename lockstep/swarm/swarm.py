@@ -37,7 +37,7 @@ class Checked(NamedTuple):
     work: Mapping[int, Work]
 
     def own_bytes(self, peer: int) -> int:
-        """Return the bytes of what a peer owned."""
+        """Return the bytes of what a checked peer owned."""
         return sum(leaf.nbytes for leaf in jax.tree.leaves(self.before[peer]))
 
 
@@ -119,7 +119,7 @@ class Agreement:
 
 
 class FinishedRound(NamedTuple):
-    """A finished round: its record, and the messages that a transcript keeps, by sender."""
+    """A finished round of the swarm: its record, and the messages that a transcript keeps."""
 
     entry: Entry
     payloads: dict[int, bytes]  # the messages, unless they are too large to keep
@@ -128,7 +128,7 @@ class FinishedRound(NamedTuple):
 
 
 class RoundWork(NamedTuple):
-    """The work of a round and its results."""
+    """The work of a swarm's round and its results."""
 
     assigned: dict[int, Work]
     results: dict[int, StepResult[Sent]]  # by each peer that was not lost
@@ -137,7 +137,7 @@ class RoundWork(NamedTuple):
 
 
 class RoundStart(NamedTuple):
-    """A round that begins."""
+    """A round of the swarm that begins."""
 
     round: Round
     applicants: tuple[int, ...]  # peers that asked to join before it
@@ -145,7 +145,7 @@ class RoundStart(NamedTuple):
 
 
 class Exchanged(NamedTuple):
-    """What came of a round's messages, before anything is decided."""
+    """What came of a swarm's exchange of messages, before anything is decided."""
 
     evidence: Evidence
     received: Mapping[int, Tree]  # the messages that receivers accept, by sender
@@ -190,7 +190,7 @@ class Swarm:
         self.agreement = Agreement(settings, peers, faults, timed)
 
     def take_round(self, progress: RunProgress) -> tuple[RunProgress, FinishedRound | None]:
-        """Take the next round, or return None if the run has finished.
+        """Take the swarm's next round, or return None if the run has finished.
 
         A run that was paused is resumed.
 
@@ -219,7 +219,7 @@ class Swarm:
     def settle(
         self, progress: RunProgress, round_start: RoundStart, exchanged: Exchanged
     ) -> tuple[RunProgress, FinishedRound]:
-        """Decide a round, apply its messages, and return the run after it, and the round."""
+        """Decide a swarm's round, apply its messages; return the run after it, and the round."""
         round_, evidence = round_start.round, exchanged.evidence
         progress = driver.leave(progress, exchanged.left)
         paused = round_.step < self.settings.coordinator.total_steps and self.must_pause()
@@ -247,17 +247,17 @@ class Swarm:
         return progress, FinishedRound(entry, *payloads, exchanged.own)
 
     def weights(self, round_: Round) -> Mapping[int, int]:
-        """Return how much the messages of a round count in means over the peers, by slot."""
+        """Return how much the messages of a round count in the swarm's means, by slot."""
         return round_.sequences
 
     def merge(self, messages: Mapping[int, Tree], round_: Round) -> tuple:
-        """Return the arguments of `RunningPeers.receive` for messages of a round, by slot."""
+        """Return the arguments of `RunningPeers.receive` for the swarm's messages, by slot."""
         return messages, round_.sequences, round_.step
 
     # ---- Before a round: who takes part ----
 
     def _begin(self, progress: RunProgress) -> tuple[RunProgress, tuple[int, ...], Round | None]:
-        """Return the next round, after peers that asked to take part have joined."""
+        """Return the swarm's next round, after peers that asked to take part have joined."""
         if progress.pausing:
             progress = driver.resume(progress)
         step = progress.state.step
@@ -289,7 +289,7 @@ class Swarm:
         return tuple(peer for peer in gone if peer not in away)
 
     def join(self, round_: Round) -> str | None:
-        """Give joining peers a new own state and the others' params; return the params' hash."""
+        """Give peers that join the swarm a new own state and the params; return their hash."""
         for peer in self.peers.living.intersection(round_.joined):
             self.peers.join(peer)
         joined_params = self.peers.params_hash() if round_.joined else None
@@ -299,7 +299,7 @@ class Swarm:
     # ---- Work: what was assigned, and what is really done ----
 
     def work(self, round_: Round, unready: tuple[int, ...]) -> RoundWork:
-        """Take the steps of the peers that live here."""
+        """Take the steps of the swarm's peers that live here."""
         living = self.peers.living
         silent = {*self.faults.silence(round_), *unready}
         silent |= self.peers.absent.intersection(round_.peers)
@@ -413,7 +413,7 @@ class Swarm:
 
 
 def mean_loss(losses: Mapping[int, float], weights: Mapping[int, int]) -> float | None:
-    """Return the mean of peers' losses, which count by their weights; None without any."""
+    """Return the mean of the swarm's losses, by the peers' weights; None without any."""
     weight = [weights[peer] for peer in losses]
     if len(set(weight)) <= 1:
         return float(np.mean([*losses.values()])) if losses else None
@@ -447,7 +447,7 @@ def _payloads(sent: Mapping[int, Sent]) -> dict[int, bytes]:
 def _fetched(
     results: Mapping[int, StepResult[Packed]],
 ) -> tuple[dict[int, StepResult[Packed]], dict[int, MessageFacts | None]]:
-    """Return results with their losses, and the facts of their messages, in few transfers."""
+    """Return the swarm's results with losses, and their messages' facts, in few transfers."""
     losses = {peer: d.loss for peer, d in results.items()}
     facts = {peer: d.message.facts for peer, d in results.items()}
     at: dict[tuple, list[int]] = {}  # peers by their devices, of the loss and of the facts

@@ -29,14 +29,14 @@ MOST_EMPTY = 5  # rounds in a row in which nothing is in time, before a training
 
 
 class Start(NamedTuple):
-    """The state before the first round, and how many rounds and sequences are behind it."""
+    """Where a training loop starts: the state, and how many rounds and sequences are behind it."""
 
     state: State
     step: int
     data_index: int
 
     def progress(self, settings: RoundSettings) -> driver.RunProgress:
-        """Return the run before its first round, without members yet."""
+        """Return the run before the loop's first round, without members yet."""
         size = sum(leaf.nbytes for leaf in jax.tree.leaves((self.state.params, self.state.shared)))
         peers = range(settings.peers)
         loads = [links.load_seconds(settings.links, peer, size=size) for peer in peers]
@@ -44,7 +44,7 @@ class Start(NamedTuple):
 
 
 class StartingPoint(NamedTuple):
-    """Where a training begins or resumes."""
+    """Where a training loop begins or resumes."""
 
     step: int  # rounds behind it
     state: State  # after them
@@ -59,7 +59,7 @@ class StartingPoint(NamedTuple):
 
     @property
     def travelling(self) -> list:
-        """The late messages that were waiting; absent in a checkpoint without any."""
+        """Late messages that waited at the loop's checkpoint; absent in one without any."""
         return (self.extras or {}).get("travelling", [])
 
 
@@ -77,7 +77,7 @@ class Record:
     timed: Callable[[str], AbstractContextManager[None]] = nullcontext
 
     def asked(self, form: Form) -> Asked:
-        """Return what is read of messages of this form."""
+        """Return what the record reads of messages of this form."""
         return self.rounds.asked(form) if self.rounds else Asked.FACTS
 
     def begin(
@@ -95,7 +95,7 @@ class Record:
         return StartingPoint(step, state, progress, entries, extras)
 
     def forget(self, step: int) -> None:
-        """Forget a round, and all after it."""
+        """Forget a round, and all after it, in the record of a training."""
         if self.rounds:
             self.rounds.cut(step - 1)
 
@@ -160,7 +160,7 @@ class Watch(Observer):
         self.limit, self.name, self.empty = limit, name, 0
 
     def took(self, entry: Entry) -> Entry:
-        """Count a round."""
+        """Count a round of the training that is watched."""
         evidence = entry.evidence
         valid = set(in_time(evidence.arrivals, self.limit)).difference(evidence.broken)
         self.empty = 0 if valid or entry.decision.applied else self.empty + 1
@@ -175,7 +175,7 @@ class Watch(Observer):
 
 
 class TrainingLoop:
-    """A training in progress, up to its last round."""
+    """The loop of a training in progress, up to its last round."""
 
     def __init__(
         self,
@@ -196,7 +196,7 @@ class TrainingLoop:
             swarm.delivery.free.update({peer: (a, b) for peer, a, b in start.extras["free"]})
 
     def take_rounds(self) -> None:
-        """Take the rounds that are left.
+        """Take the rounds that are left in the training loop.
 
         Raises:
           NotFiniteError: The training diverged.
@@ -206,7 +206,7 @@ class TrainingLoop:
             pass
 
     def _take_round(self) -> bool:
-        """Take the next round; return whether there was one."""
+        """Take the loop's next round; return whether there was one."""
         for observer in self.observers:
             observer.begins(self.step + 1, self.progress)
         self.progress, finished = self.swarm.take_round(self.progress)

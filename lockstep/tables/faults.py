@@ -217,12 +217,12 @@ class Fault(Table):
 
     @property
     def peers(self) -> tuple[int, ...]:
-        """The faulty peers."""
+        """The peers that commit the fault."""
         return (self.peer,) if isinstance(self.peer, int) else self.peer
 
     @property
     def strength(self) -> float | None:
-        """`size`, or the default of the kind; None for a kind without a size."""
+        """The fault's `size`, or the default of its kind; None for a kind without a size."""
         return KINDS[self.kind].size if self.size is None else self.size
 
     @property

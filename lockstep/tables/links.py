@@ -37,11 +37,11 @@ class Links(Table):
 
     @property
     def computed(self) -> bool:
-        """Whether all times follow from the numbers above; else they are real, and recorded."""
+        """Whether all times follow from these links' numbers; else they are real, and recorded."""
         return self.clock == "simulated"
 
     def check(self, count: int, name: str = "peers.count") -> None:
-        """Check that each list has a number for each of `count` peers, which errors call `name`.
+        """Check that lists of `[links]` have a number for each of `count` peers, in errors `name`.
 
         Raises:
           PydanticCustomError: One has another length, with its key and what was expected.

@@ -30,7 +30,7 @@ Count = Annotated[int, Field(ge=1)]
 
 
 def wrong(key: str | tuple[str | int, ...], expected: str) -> PydanticCustomError:
-    """Return the error of a broken rule, for validators to raise.
+    """Return the error of a table's broken rule, for validators to raise.
 
     `key` is the key, or the path to it, relative to the validated value; () is the value itself.
     `expected` completes "expected ...".
@@ -40,12 +40,12 @@ def wrong(key: str | tuple[str | int, ...], expected: str) -> PydanticCustomErro
 
 
 def missing(*path: str) -> PydanticCustomError:
-    """Return the error of a missing key that only the rest of the file makes necessary."""
+    """Return the error of a table's missing key that only the rest of the file makes necessary."""
     return PydanticCustomError("missing", "missing", {"key": path})
 
 
 def text(capacity: int, *, empty: bool = False) -> Any:
-    """Return the type of a string that fits into `capacity` bytes of UTF-8.
+    """Return the type of a table's string that fits into `capacity` bytes of UTF-8.
 
     Psyche keeps strings in fixed arrays and silently cuts longer ones; here they are refused.
     """
@@ -98,7 +98,7 @@ Distinct = AfterValidator(_distinct)
 
 
 def one_or_list(number: Any, numbers: Any) -> Any:
-    """Return the type of a number or a list; an error is about the one that was written."""
+    """Return a table's type of a number or a list; an error is about the one that was written."""
     return Annotated[
         Annotated[number, Tag("number")] | Annotated[numbers, Tag("list")],
         Discriminator(lambda value: "list" if isinstance(value, list | tuple) else "number"),
@@ -106,7 +106,7 @@ def one_or_list(number: Any, numbers: Any) -> Any:
 
 
 def per_peer(number: Any) -> Any:
-    """Return the type of one number for all peers, or a list with one number per peer."""
+    """Return a table's type of one number for all peers, or a list with one number per peer."""
     return one_or_list(number, Annotated[tuple[number, ...], AsTuple])
 
 

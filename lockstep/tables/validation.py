@@ -57,13 +57,13 @@ def validate_json(model: type[AnyModel], text: str | bytes, name: str) -> AnyMod
 
 
 def dotted(path: tuple[str | int, ...]) -> str:
-    """Return the path as a user writes it: `faults.schedule[0].peer`."""
+    """Return the path of a validated value as a user writes it: `faults.schedule[0].peer`."""
     parts = (f"[{part}]" if isinstance(part, int) else f".{_key(part)}" for part in path)
     return "".join(parts).removeprefix(".")
 
 
 def show(value: Any) -> str:
-    """Return a TOML or JSON value as text, shortened."""
+    """Return a TOML or JSON value as text for an error, shortened."""
     if isinstance(value, dict):
         return f"a table with {brief(', '.join(map(_key, value)))}" if value else "an empty table"
     if isinstance(value, datetime | date | time):
@@ -75,12 +75,12 @@ def show(value: Any) -> str:
 
 
 def _shown_other(value: Any) -> str:
-    """Return a value that JSON lacks as text: a date of TOML as written, others as in Python."""
+    """Return a value that JSON lacks as text for an error: a date of TOML as written."""
     return str(value) if isinstance(value, datetime | date | time) else repr(value)
 
 
 def _first_error(error: ValidationError, document: Any, root: type[BaseModel]) -> str:
-    """Return one error as text, a misspelt key if any, and how many more there are.
+    """Return the first rejected value as text, a misspelt key if any, and how many there are.
 
     A key that is misspelt is missing too, under its right name: another error, and of less use.
     """
@@ -125,7 +125,7 @@ def _is_misspelt(error: Any, document: Any, root: type[BaseModel]) -> bool:
 
 
 def _keys(path: tuple, document: Any, root: type[BaseModel]) -> list[str]:
-    """Return the keys that the table of a key may have."""
+    """Return the valid keys of the table in which a key stands."""
     return list(_fields(_models(path[:-1], document, root)))
 
 
@@ -152,12 +152,12 @@ def _expected(error: dict) -> str:
 
 
 def choices(names: Collection[str], word: object) -> str:
-    """Return the names that a word may be, and the one that it may have been meant to be."""
+    """Return the valid names in place of a word, and the one that it may have been meant to be."""
     return ", ".join(names) + meant(names, word)
 
 
 def meant(names: Collection[str], word: object) -> str:
-    """Return a question for the name that a word may have been meant to be; "" for none."""
+    """Return a question for the valid name that a word may have been meant to be; "" for none."""
     matches = _near(word, names)
     return f"; did you mean {matches[0]}?" if matches else ""
 
@@ -183,7 +183,7 @@ def _locate(path: tuple, document: Any, *, missing: bool) -> tuple[tuple, Any]:
 
 
 def _models(path: tuple, document: Any, root: type[BaseModel]) -> list[type[BaseModel]]:
-    """Return the model of the table at `path`, or none; for an enum, those of all variants."""
+    """Return the model that validates the table at `path`, or none; of an enum all variants'."""
     models, value, is_enum = _models_in(root), document, False
     for part in path:
         value = value[part]

@@ -30,12 +30,12 @@ class Variant(Table):
 
     @classmethod
     def takes_table(cls) -> bool:
-        """Return whether it can be written as a table of its fields."""
+        """Return whether a variant can be written as a table of its fields."""
         return len(cls.model_fields) > (cls.newtype is not None)
 
     @classmethod
     def unwrap(cls, value: Any) -> Any:
-        """Return the fields inside the tagged form."""
+        """Return the fields inside the tagged form of a variant."""
         if isinstance(value, cls):
             return value
         if isinstance(value, str):
@@ -90,7 +90,7 @@ class ExternallyTagged:
 
     @property
     def variants(self) -> list[type[Variant]]:
-        """The variants, those defined so far."""
+        """The variants of the enum, those defined so far."""
         return variants_of(self.enum)
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:

@@ -39,7 +39,7 @@ class Totals:
         self._tokens, self._up, self._down = 0, 0.0, 0.0
 
     def row(self, entry: Entry) -> dict:
-        """Return the row of the round after those that were given before."""
+        """Return the curves' row of the round after those that were given before."""
         spans = [entry.round.spans[peer] for peer in entry.decision.applied]
         self._tokens += sum(last - first + 1 for first, last in spans) * self._length
         sizes = [message.bytes for message in entry.evidence.messages.values()]
@@ -66,7 +66,7 @@ def totals_of(run: dict[str, Any]) -> Totals:
 
 
 def rows(transcript: Transcript) -> list[dict]:
-    """Return one row for each round, as `Totals` has them."""
+    """Return one row of the curves for each round, as `Totals` has them."""
     run = transcript.header.run
     totals = totals_of(run)
     return [totals.row(entry) for entry in transcript.rounds]
@@ -143,7 +143,7 @@ def metrics(rows: list[dict], transcript: Transcript, params: dict, local_steps:
 
 
 def final(transcript: Transcript) -> dict:
-    """Return where a run that extends this one continues."""
+    """Return where the curves of a run that extends this one go on."""
     last = transcript.rounds[-1].round
     return {
         "step": last.step,

@@ -5,21 +5,21 @@ from lockstep.transcript.entry import Entry
 
 
 class Observer:
-    """Called at each round of a training; methods that a subclass leaves out do nothing.
+    """An observer is called at each round of a training; methods left out do nothing.
 
     A training calls the observers in the order of their list. Only `took` may change what is
     recorded.
     """
 
     def begins(self, step: int, progress: RunProgress) -> None:
-        """Called when a round begins; `progress` is the run after the round before."""
+        """Observe that a round begins; `progress` is the run after the round before."""
 
     def took(self, entry: Entry) -> Entry:
-        """Return a finished round, with anything to record beside it."""
+        """Observe a finished round; return it with anything to record beside it."""
         return entry
 
     def must_save(self, entry: Entry) -> bool:
-        """Return whether to save a checkpoint after this round, due or not."""
+        """Return whether this observer wants a checkpoint after this round, due or not."""
         return False
 
     def saves(self) -> dict:
@@ -27,4 +27,4 @@ class Observer:
         return {}
 
     def kept(self, entry: Entry, progress: RunProgress) -> None:
-        """Called when a round is recorded, and the checkpoint that was due is saved."""
+        """Observe that a round is recorded, and the checkpoint that was due is saved."""

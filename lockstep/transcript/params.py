@@ -36,7 +36,7 @@ class TravellingMessages:
     def take(
         self, received: Mapping[int, Tree], round_: Round, decision: Decision
     ) -> dict[int, Tree]:
-        """Return the messages that a round merges, by slot, and keep those that travel on.
+        """Return the messages that a round merges into the params, by slot; keep those that travel.
 
         `received` are the round's own messages.
         """
@@ -47,14 +47,14 @@ class TravellingMessages:
         return {slot: messages[slot] for slot in decision.applied}
 
     def to_json(self, form: wire.Form) -> list:
-        """Return the messages as JSON: (peer, round, bytes in base64)."""
+        """Return travelling messages as JSON: (peer, round, bytes in base64)."""
         return [
             [*key, base64.b64encode(wire.encode(message, form)).decode()]
             for key, message in sorted(self._messages.items(), key=lambda item: item[0])
         ]
 
     def restore(self, saved: list, form: wire.Form) -> None:
-        """Restore what `to_json` returned."""
+        """Restore the travelling messages that `to_json` returned."""
         self._messages = {
             (peer, step): wire.decode(base64.b64decode(text), form) for peer, step, text in saved
         }
@@ -75,12 +75,12 @@ class FollowedParams:
     travelling: TravellingMessages = field(default_factory=TravellingMessages)
 
     def begin(self, entry: Entry) -> None:
-        """Compare the params that were given to the peers that joined before a round."""
+        """Compare the followed params with those given to the peers that joined before a round."""
         if entry.joined_params is not None:
             self._compare(entry, "were given to peers", entry.joined_params)
 
     def follow(self, entry: Entry, recomputed: Mapping[int, Tree] | None = None) -> None:
-        """Apply the messages that a round decided on, as kept or, if none is, as `recomputed`.
+        """Apply a round's messages to the params, as kept or, if none is, as `recomputed`.
 
         Raises:
           WireError: A message that is kept does not decode.
@@ -96,7 +96,7 @@ class FollowedParams:
             self._compare(entry, "ended the epoch", entry.checkpointed.params)
 
     def compare(self, recorded: StateHashes) -> tuple[Tree, Tree]:
-        """Compare with a snapshot; return the params and the shared state on the host."""
+        """Compare followed params with a snapshot; return them and the shared state on the host."""
         params, shared = jax.device_get((self.replica.params, self.replica.shared))
         for name, tree in (("params", params), ("shared", shared)):
             found, actual = getattr(recorded, name), tree_hash(tree)

@@ -15,7 +15,7 @@ from lockstep.transcript.transcript import RoundsFile
 
 
 class ContradictionError(Exception):
-    """An entry does not follow from the run file and the entries before it.
+    """An entry contradicts what is recomputed from the run file and the entries before it.
 
     Attributes:
       step: The round.
@@ -28,7 +28,7 @@ class ContradictionError(Exception):
 
 
 def follow(progress: RunProgress, entries: Iterable[Entry], source: RoundsFile) -> RunProgress:
-    """Return where a run is after its recorded rounds; `progress` is the run before its first.
+    """Return a run's recomputed progress after its recorded rounds, from that before the first.
 
     Raises:
       LockstepError: A round does not follow from those before it.
@@ -45,7 +45,7 @@ def follow(progress: RunProgress, entries: Iterable[Entry], source: RoundsFile) 
 
 
 def begin_round(progress: RunProgress, entry: Entry) -> RunProgress:
-    """Return the run in its next round, which must be the recorded one.
+    """Return the run in its next recomputed round, which must be the recorded one.
 
     Raises:
       ContradictionError: It is another one, or no round could have gone as recorded.
@@ -72,7 +72,7 @@ def begin_round(progress: RunProgress, entry: Entry) -> RunProgress:
 
 
 def finish_round(progress: RunProgress, entry: Entry) -> RunProgress:
-    """Return the run after the round it is in, which must be the recorded one.
+    """Return the run after the recomputed round, which must be the recorded one.
 
     Raises:
       ContradictionError: The decision, or who stored the params, is not as recorded.
@@ -93,13 +93,13 @@ def finish_round(progress: RunProgress, entry: Entry) -> RunProgress:
 
 
 def differing(expected: object, actual: object) -> str:
-    """Return the names of the attributes in which two objects of one class differ."""
+    """Return the attributes in which a recomputed object differs from the recorded one."""
     attributes = vars(expected)
     return ", ".join(sorted(name for name in attributes if attributes[name] != vars(actual)[name]))
 
 
 def _malformed(entry: Entry, unready: tuple[int, ...]) -> str | None:
-    """Return why no round could have produced this entry, or None."""
+    """Return why no recomputed round could have produced this entry, or None."""
     plan, evidence = entry.round, entry.evidence
     senders = evidence.messages.keys()
     heard = plan.assignment.keys() - set(evidence.silent)

@@ -26,7 +26,7 @@ class State(NamedTuple):
     own: tuple[Tree | None, ...]
 
     def not_finite(self) -> list[str]:
-        """Return the names of the arrays that hold an infinity or a NaN, which training keeps."""
+        """Return which of the state's arrays hold an infinity or a NaN, which training keeps."""
         return [
             jax.tree_util.keystr(path, simple=True, separator="/")
             for path, leaf in jax.tree.leaves_with_path(self)

@@ -46,7 +46,7 @@ PADDING = 16  # elements after a row of a tile, whose rows would else share line
 
 
 class TensorSpec(NamedTuple):
-    """What a header says of a tensor."""
+    """What a safetensors header says of a tensor."""
 
     dtype: str
     """Dtype, as the file names it."""
@@ -55,14 +55,14 @@ class TensorSpec(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Size of the values in bytes."""
+        """Size of a tensor's values in bytes, as its header has it."""
         return (
             int(np.prod(self.shape, dtype=np.int64)) * np.dtype(DTYPE_OF_CODE[self.dtype]).itemsize
         )
 
 
 def spec_of(dtype: np.typing.DTypeLike, shape: tuple[int, ...]) -> TensorSpec:
-    """Return the spec of a tensor of NumPy's `dtype`.
+    """Return a safetensors spec of a tensor of NumPy's `dtype`.
 
     Raises:
       ValueError: A safetensors file cannot hold that dtype.
@@ -121,7 +121,7 @@ class TensorFile(Mapping[str, np.ndarray]):
 
 
 def pieces(array: np.ndarray, *, transposed: bool = False) -> Iterator[np.ndarray]:
-    """Yield an array, or a transposed matrix, in C order and in contiguous pieces."""
+    """Yield an array, or a transposed matrix, for a tensor file: in C order, piece by piece."""
     array = np.asarray(array)
     if not transposed:
         flat = np.ascontiguousarray(array).reshape(-1)
@@ -182,12 +182,12 @@ def write(
 
 
 def file_bytes(specs: Mapping[str, TensorSpec]) -> int:
-    """Return the size of a file of tensors."""
+    """Return the size of a safetensors file of tensors."""
     return len(_header(dict(specs), None)) + sum(spec.nbytes for spec in specs.values())
 
 
 def _header(specs: dict[str, TensorSpec], metadata: Mapping[str, str] | None) -> bytes:
-    """Return the header's length and the header, padded with spaces as the format requires."""
+    """Return a safetensors header's length and text, padded with spaces as the format requires."""
     table: dict[str, object] = {} if metadata is None else {"__metadata__": dict(metadata)}
     end = 0
     for name, spec in specs.items():

@@ -51,15 +51,15 @@ class RoundsFile:
         self.path, self.remedy, self.committed = path, remedy, committed
 
     def takes(self, step: int) -> bool:
-        """Return whether a snapshot is taken after a step: never, in rounds alone."""
+        """Return whether the transcript has a snapshot after a step: never, in rounds alone."""
         return False
 
     def asked(self, form: wire.Form) -> Asked:
-        """Return what it reads of messages of this form."""
+        """Return what the transcript's rounds.jsonl reads of messages of this form."""
         return Asked.COMMITMENT if self.committed else Asked.FACTS
 
     def round(self, entry: Entry, *sent: dict[int, bytes]) -> None:
-        """Append a round; the bytes that were sent in it are not kept here."""
+        """Append a round to rounds.jsonl; the bytes that were sent in it are not kept here."""
         self._append(entry)
 
     def _append(self, entry: Entry) -> None:
@@ -67,12 +67,12 @@ class RoundsFile:
             file.write(entry.model_dump_json() + "\n")
 
     def flush(self) -> None:
-        """Wait until all rounds so far are on disk."""
+        """Wait until all rounds of rounds.jsonl so far are on disk."""
         with writes(self.path), open(self.path, "ab") as file:
             os.fsync(file.fileno())
 
     def cut(self, step: int) -> list[Entry]:
-        """Forget all rounds after `step`, counted from 0, and return those before.
+        """Forget rounds of rounds.jsonl after `step`, counted from 0; return those before.
 
         Raises:
           LockstepError: There are fewer, or a line is no round.
@@ -132,11 +132,11 @@ class Writer(RoundsFile):
         (folder / "snapshots").mkdir(exist_ok=True)
 
     def header(self, header: Header) -> None:
-        """Write header.json."""
+        """Write the transcript's header.json."""
         write_text(self.folder / "header.json", header.model_dump_json(indent=2) + "\n")
 
     def cut(self, step: int) -> list[Entry]:
-        """Forget all after `step`, and return the rounds before.
+        """Forget all of the transcript after `step`, and return the rounds before.
 
         That is what a killed run wrote beyond its last checkpoint.
 
@@ -162,17 +162,17 @@ class Writer(RoundsFile):
         return entries
 
     def takes(self, step: int) -> bool:
-        """Return whether a snapshot is taken after a step."""
+        """Return whether the transcript has a snapshot after a step."""
         return self.snapshots.takes(step)
 
     def asked(self, form: wire.Form) -> Asked:
-        """Return what it reads of messages of this form: of those too large to keep, hashes."""
+        """Return what the transcript reads of messages: of those too large to keep, hashes."""
         return Asked.BYTES if form.kept else Asked.COMMITMENT
 
     def round(
         self, entry: Entry, payloads: dict[int, bytes], others: dict[int, bytes] | None = None
     ) -> None:
-        """Append a round and the payloads that are kept, whose messages gain their position."""
+        """Append to the transcript a round and its kept payloads; messages gain positions."""
         others = others or {}
         if payloads or others:
             name = f"{self.snapshots.first_round_of_payloads(entry.round.step):05}.bin"
@@ -198,7 +198,7 @@ class Writer(RoundsFile):
         self._append(entry)
 
     def flush(self) -> None:
-        """Wait until all rounds so far are on disk."""
+        """Wait until all of the transcript's rounds so far are on disk."""
         for path in sorted(self._unflushed):
             with writes(path), open(path, "ab") as file:
                 os.fsync(file.fileno())
@@ -237,7 +237,7 @@ class Transcript:
 
     @cached_property
     def header(self) -> Header:
-        """The header."""
+        """The transcript's header."""
         path = self.folder / "header.json"
         version = read_json(path).get("format")
         if version != FORMAT:
@@ -248,12 +248,12 @@ class Transcript:
 
     @property
     def hash(self) -> str:
-        """SHA-256 of rounds.jsonl, which holds every commitment."""
+        """SHA-256 of the transcript's rounds.jsonl, which holds every commitment."""
         return sha256_file(self.folder / "rounds.jsonl")
 
     @cached_property
     def rounds(self) -> list[Entry]:
-        """The entry of every round."""
+        """The transcript's entry of every round."""
         path = self.folder / "rounds.jsonl"
         with (
             expecting(path, ENTRIES, OSError, UnicodeDecodeError),
@@ -263,17 +263,17 @@ class Transcript:
 
     @cached_property
     def snapshots(self) -> list[int]:
-        """The steps after which a snapshot was taken, ascending."""
+        """The steps after which the transcript has a snapshot, ascending."""
         folders = (self.folder / "snapshots").iterdir()
         return sorted(int(folder.name) for folder in folders if folder.name.isdecimal())
 
     @cached_property
     def kept_snapshots(self) -> list[int]:
-        """The steps whose snapshots were kept whole."""
+        """The steps whose snapshots the transcript keeps whole."""
         return [s for s in self.snapshots if (self._snapshot(s) / "params.safetensors").exists()]
 
     def hashes(self, step: int, peers: int | None = None) -> StateHashes:
-        """Return the hashes that were committed to at a snapshot, of `peers` peers if given.
+        """Return the transcript's committed hashes at a snapshot, of `peers` peers if given.
 
         Raises:
           LockstepError: state.json is missing, or does not hold them.
@@ -287,15 +287,15 @@ class Transcript:
         return recorded
 
     def window(self, window: Window) -> Iterator[Entry]:
-        """Return the rounds of a window."""
+        """Return the transcript's rounds of a window."""
         return (entry for entry in self.rounds if entry.round.step in window.rounds)
 
     def senders(self, window: Window) -> set[int]:
-        """Return the peers that sent a message in a window."""
+        """Return the peers that sent a message in a window of the transcript."""
         return {peer for entry in self.window(window) for peer in entry.evidence.messages}
 
     def agreed(self, step: int, like: State) -> tuple[Tree, Tree]:
-        """Return the params and the optimizer's shared state after `step`."""
+        """Return the transcript's params and optimizer's shared state after `step`."""
         folder = self._snapshot(step)
         return (
             load_tree(folder / "params.safetensors", like.params),
@@ -303,11 +303,11 @@ class Transcript:
         )
 
     def own(self, step: int, peer: int, like: Tree) -> Tree:
-        """Return what a peer owns after `step`."""
+        """Return what a peer owns after `step`, by the transcript."""
         return load_tree(self.own_file(step, peer), like)
 
     def own_before(self, window: Window, peer: int, like: Tree) -> Tree:
-        """Return what a peer owned before a window; `like` if it is missing and does not matter.
+        """Return what a peer owned before a window; `like` if the transcript need not have it.
 
         A peer that takes no part in the window ends it with what it owned before.
         """
@@ -316,11 +316,11 @@ class Transcript:
         return self.own(window.opening, peer, like)
 
     def has_own(self, step: int, peer: int) -> bool:
-        """Return whether it is here; a bundle and a publication have few peers' and snapshots'."""
+        """Return whether the transcript has a peer's state; a bundle has few."""
         return self.own_file(step, peer).is_file()
 
     def own_file(self, step: int, peer: int) -> Path:
-        """Return the file of what a peer owns after `step`."""
+        """Return the transcript's file of what a peer owns after `step`."""
         return self._snapshot(step) / f"own-{peer:03}.safetensors"
 
     def begins_anew(self, window: Window, peer: int) -> bool:
@@ -333,7 +333,7 @@ class Transcript:
         return True
 
     def message(self, message: Message, form: wire.Form) -> Tree:
-        """Return a message, decoded. The first ones are cached: audit and replay need each.
+        """Return a message of the transcript, decoded. The first ones are cached.
 
         Raises:
           WireError: Its bytes do not decode, or are too many, which are not read.
@@ -353,7 +353,7 @@ class Transcript:
         return {}
 
     def payload(self, message: Message) -> bytes:
-        """Return the bytes that are kept of a message; fewer if its file is cut or missing."""
+        """Return the transcript's bytes of a message; fewer if its file is cut or missing."""
         try:
             with open(self.folder / "payloads" / message.payload, "rb") as file:
                 size = os.fstat(file.fileno()).st_size

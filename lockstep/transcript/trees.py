@@ -82,7 +82,7 @@ def load_tree(path: Path, like: Tree) -> Tree:
 
 
 def fitted(arrays: Mapping[str, np.ndarray], like: Tree, path: Path) -> Tree:
-    """Return arrays, by their paths joined with "/", in the structure of `like`.
+    """Return a tree of arrays, given by their paths joined with "/", in the structure of `like`.
 
     `path` is where they were read, for errors.
 
@@ -105,12 +105,12 @@ def fitted(arrays: Mapping[str, np.ndarray], like: Tree, path: Path) -> Tree:
 
 
 def is_blob(array: np.ndarray) -> bool:
-    """Return whether an array is bytes of any length, as the state of a user's optimizer is."""
+    """Return whether a tree's array is bytes of any length, as the state of a user's optimizer."""
     return array.dtype == np.uint8 and len(array.shape) == 1
 
 
 def load_nested(path: Path) -> dict:
-    """Read nested dicts, such as params, that `save_tree` wrote.
+    """Read a tree of nested dicts, such as params, that `save_tree` wrote.
 
     Raises:
       LockstepError: The file is not a safetensors file, or has a tensor within another.
@@ -127,7 +127,7 @@ def load_nested(path: Path) -> dict:
 
 
 def load_arrays(path: Path) -> dict[str, np.ndarray]:
-    """Read the tensors of a safetensors file into memory, by their names.
+    """Read the arrays of a tree's safetensors file into memory, by their names.
 
     Raises:
       LockstepError: The file is not a safetensors file, or has a dtype that NumPy has not.

@@ -13,12 +13,12 @@ class Window(NamedTuple):
 
     @property
     def opening(self) -> int:
-        """The step after which the opening snapshot was taken."""
+        """The step after which the snapshot was taken that opens the window."""
         return self.first - 1
 
     @property
     def rounds(self) -> range:
-        """The steps of its rounds."""
+        """The steps of the window's rounds."""
         return range(self.first, self.last + 1)
 
 
@@ -32,7 +32,7 @@ class Snapshots(NamedTuple):
 
     @property
     def steps(self) -> list[int]:
-        """The steps after which a snapshot is taken."""
+        """The steps after which the run takes a snapshot."""
         return [self.start, *self._between, self.end]
 
     @property
@@ -46,7 +46,7 @@ class Snapshots(NamedTuple):
         return [Window(opening + 1, closing) for opening, closing in pairwise(self.kept)]
 
     def takes(self, step: int) -> bool:
-        """Return whether a snapshot is taken after a step."""
+        """Return whether the run takes a snapshot after a step."""
         return step in (self.start, self.end) or step in self._between
 
     def keeps(self, step: int) -> bool:

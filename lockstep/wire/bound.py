@@ -25,7 +25,7 @@ TIMES = 2.0**20
 
 
 def largest(message: Tree) -> float:
-    """Return the largest magnitude of a message's values; 0 if it has only signs or codes."""
+    """Return the largest magnitude of a message's values, to be bounded; 0 of signs or codes."""
     return max([0.0, *(leaf.largest for leaf in _values(message))])
 
 

@@ -16,7 +16,7 @@ from lockstep.wire.spool import Buffer
 
 
 class Asked(IntEnum):
-    """What somebody reads of a run's messages, and what therefore is made; each has those before.
+    """What somebody reads of a run's exchanged messages, and what therefore is made.
 
     Nothing else is: a message that nobody reads stays where it was made.
     """
@@ -37,12 +37,12 @@ class Sent(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Its bytes on the wire."""
+        """A sent message's bytes on the wire."""
         return self.counted if self.payload is None else len(self.payload)
 
 
 class CommitmentError(wire.WireError):
-    """The bytes are a message, but not the one that was committed to."""
+    """A message arrived, but not the one that was committed to."""
 
 
 def send(message: Tree, peer: int, round_: Round, form: wire.Form) -> Sent:
@@ -75,7 +75,7 @@ def send_spooled(
 
 
 def data_hash(step: int, first: int, last: int, fields: Iterable[Buffer]) -> bytes:
-    """Return a message's commitment: SHA-256 over Psyche's field order.
+    """Return the commitment to what is sent: SHA-256 over Psyche's field order.
 
     SHA-256(step u32 + first u64 + last u64, all big-endian, + every field's bytes).
 
@@ -92,7 +92,7 @@ def data_hash(step: int, first: int, last: int, fields: Iterable[Buffer]) -> byt
 
 
 def commit(message: Tree, peer: int, round_: Round) -> bytes:
-    """Return the commitment to a peer's message in a round."""
+    """Return the commitment of a sender to its message in a round."""
     return _commit(wire.fields(message), peer, round_)
 
 
@@ -114,7 +114,7 @@ def receive(sent: Sent, peer: int, round_: Round, form: wire.Form) -> Sent:
 
 
 def check(message: Tree, commitment: bytes, peer: int, round_: Round) -> None:
-    """Check a decoded message against the commitment to it."""
+    """Check a received message against the commitment to it."""
     hash_ = commit(message, peer, round_)
     if hash_ != commitment:
         raise CommitmentError(
@@ -123,7 +123,7 @@ def check(message: Tree, commitment: bytes, peer: int, round_: Round) -> None:
 
 
 def decoded(sent: Sent, form: wire.Form) -> Sent:
-    """Return what was sent, decoded but not checked against its commitment.
+    """Return what was received, decoded but not checked against its commitment.
 
     Raises:
       WireError: The bytes are not a message of this run.

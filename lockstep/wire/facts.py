@@ -24,12 +24,12 @@ class MessageFacts(NamedTuple):
 
     @property
     def finite(self) -> bool:
-        """Whether all values are; asked of facts on the host."""
+        """Whether all values of the message are finite; asked of facts on the host."""
         return bool(np.isfinite(self.largest))
 
 
 class UnreadMessage:
-    """A message that never leaves the program that made it; its facts are on the host."""
+    """A message that never leaves the program that made it; only its facts are on the host."""
 
     def __init__(self, facts: MessageFacts):
         self.facts = facts

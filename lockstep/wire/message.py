@@ -61,22 +61,22 @@ class Form:
 
     @cached_property
     def leaves(self) -> list[Leaf]:
-        """Shapes and dtypes by parameter, in the order of the wire."""
+        """Shapes and dtypes of a message by parameter, in the order of the wire."""
         return leaves_by(self.areas, self.like)
 
     @cached_property
     def arrays(self) -> list[Leaf]:
-        """Those of arrays that are sent whole, which come first."""
+        """Those of a message's arrays that are sent whole, which come first."""
         return [leaf for leaf in self.leaves if not leaf.area]
 
     @cached_property
     def packed(self) -> list[Leaf]:
-        """Those of all other parameters, which a run sends alike."""
+        """Those of a message's other parameters, which a run sends alike."""
         return [leaf for leaf in self.leaves if leaf.area]
 
     @cached_property
     def packing(self) -> Packing:
-        """How parameters travel after the arrays that are sent whole."""
+        """How a message's parameters travel after the arrays that are sent whole."""
         kind = type(self.packed[0]) if self.packed else Whole
         return kind.packings[self.layout]
 
@@ -150,7 +150,7 @@ def form_of(optimizer: Optimizer, params: Tree, layout: str) -> Form:
 
 
 def fields(message: Tree) -> Iterator[Buffer]:
-    """Yield the raw bytes of each parameter, indices and then values: what a commitment hashes."""
+    """Yield a message's raw bytes by parameter, indices, then values: what a commitment hashes."""
     for leaf in leaves_of(message):
         yield from leaf.fields()
 

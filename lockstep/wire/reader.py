@@ -6,39 +6,39 @@ from lockstep.wire.spool import Buffer
 
 
 class WireError(ValueError):
-    """Bytes are not a message of the expected form; one line, with both values."""
+    """A stranger's bytes are not a message of the expected form; one line, with both values."""
 
 
 class NotFiniteValueError(WireError):
-    """Bytes are a message with an infinity or a NaN in it."""
+    """A stranger's bytes are a message with an infinity or a NaN in it."""
 
 
 class ByteReader:
-    """Takes bytes from the front, never beyond the end."""
+    """Takes a stranger's bytes from the front, never beyond the end."""
 
     def __init__(self, data: Buffer):
         self.data, self.at = memoryview(data), 0
 
     @property
     def remaining(self) -> int:
-        """Number of bytes that are left."""
+        """Number of a stranger's bytes that are left to read."""
         return len(self.data) - self.at
 
     def take(self, size: int, name: str) -> memoryview:
-        """Take so many bytes; errors call them `name`."""
+        """Take so many of a stranger's bytes; errors call them `name`."""
         if size > self.remaining:
             raise WireError(f"{name}: {self.remaining} bytes left, expected {size}")
         self.at += size
         return self.data[self.at - size : self.at]
 
     def array(self, dtype: np.dtype | type, count: int, name: str) -> np.ndarray:
-        """Take `count` little-endian numbers, in this machine's byte order."""
+        """Take `count` little-endian numbers from a stranger's bytes, in this machine's order."""
         dtype = np.dtype(dtype)
         values = np.frombuffer(self.take(count * dtype.itemsize, name), dtype.newbyteorder("<"))
         return values.astype(dtype, copy=False)
 
     def finite(self, dtype: np.dtype | type, count: int, name: str) -> np.ndarray:
-        """Take `count` floats, none of which is an infinity or a NaN."""
+        """Take `count` floats from a stranger's bytes, none an infinity or a NaN."""
         values = self.array(dtype, count, name)
         with np.errstate(invalid="ignore"):  # NumPy warns of a signalling NaN; we refuse it
             finite = np.isfinite(values).all()

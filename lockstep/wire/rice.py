@@ -23,7 +23,7 @@ AT_ONCE = 2**15  # gaps whose wide numbers stay in a processor's cache
 
 
 def gaps(index_NK: np.ndarray) -> np.ndarray:
-    """Return the gaps before indices that ascend strictly within a block: [N * K], their dtype."""
+    """Return the gaps to code before indices that ascend within a block: [N * K], their dtype."""
     k, flat = index_NK.shape[1], index_NK.ravel()
     gap = flat.copy()
     gap[1:] -= flat[:-1]
@@ -41,7 +41,7 @@ def indices(gap: np.ndarray, k: int) -> np.ndarray:
 
 
 def high_parts(gap_M: np.ndarray, counts: Sequence[int], parameters: Sequence[int]) -> np.ndarray:
-    """Return gap div 2^r of all gaps: for each run of `counts` gaps its own r of `parameters`."""
+    """Return gap div 2^r, to code in unary: for each run of `counts` gaps its r of `parameters`."""
     high_M, begin = np.empty_like(gap_M), 0
     for count, r in zip(counts, parameters, strict=True):
         run = slice(begin, begin := begin + count)
@@ -50,7 +50,7 @@ def high_parts(gap_M: np.ndarray, counts: Sequence[int], parameters: Sequence[in
 
 
 def parameters(gap_M: np.ndarray, counts: Sequence[int]) -> list[int]:
-    """Return, for each run of `counts` gaps, the smallest r with the fewest bits.
+    """Return the Rice parameter of each run of `counts` gaps: the smallest r with fewest bits.
 
     bits(r) = n (r + 1) + sum(gap div 2^r) is convex in r: take the first that the next does not
     beat. The next's sum is smaller by half at least, and by sum(gap) / 2^r at most. So the next is
@@ -68,7 +68,7 @@ def parameters(gap_M: np.ndarray, counts: Sequence[int]) -> list[int]:
 
 
 def bytes_most(shapes: Sequence[tuple[int, int, int]]) -> int:
-    """Return the most bytes that low and high parts take, of (N, K, positions of a block) each.
+    """Return the most bytes that Rice-coded gaps take, of (N, K, positions of a block) each.
 
     The gaps of a block sum up to the positions that are not kept, at most; so with any one r the
     high parts of a parameter sum up to N of these divided by 2^r, and no r takes fewer bits than
@@ -83,7 +83,7 @@ def bytes_most(shapes: Sequence[tuple[int, int, int]]) -> int:
 
 
 def bytes_of(indices: Sequence[jax.Array], areas: Sequence[int]) -> jax.Array:
-    """Return how many bytes low and high parts take, int32 []: counted where the indices are.
+    """Return how many bytes Rice-coded gaps take, int32 []: counted where the indices are.
 
     Sums are exact: the gaps of a parameter sum up to its elements at most, which `optim` counts in
     int32 as well.
@@ -98,7 +98,7 @@ def bytes_of(indices: Sequence[jax.Array], areas: Sequence[int]) -> jax.Array:
 
 
 def _least(index_NK: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return the r that `parameters` chooses for a parameter, and its sum(gap div 2^r)."""
+    """Return the Rice r that `parameters` chooses for a parameter, and its sum(gap div 2^r)."""
     n, index_NK = index_NK.size, index_NK.astype(jnp.int32)
     gap_NK = jnp.diff(index_NK, axis=1) - 1
     gap_M = jnp.concatenate([index_NK[:, :1], gap_NK], axis=1).reshape(-1)
@@ -110,7 +110,7 @@ def _least(index_NK: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def pack_low(gaps: Sequence[np.ndarray], r: int) -> bytes:
-    """Return the low bits: r planes, least significant first, each zero-padded to a byte."""
+    """Return the gaps' low bits: r planes, least significant first, zero-padded to a byte."""
     planes, gap = [], np.concatenate(gaps)
     for b in range(r):
         if b % 8 == 0:  # NumPy packs bytes 30 times as fast as wider numbers
@@ -120,7 +120,7 @@ def pack_low(gaps: Sequence[np.ndarray], r: int) -> bytes:
 
 
 def low_bytes(count: int, r: int) -> int:
-    """Return the number of bytes that `pack_low` gives for `count` gaps."""
+    """Return the number of bytes that the low bits of `count` gaps take in a Rice code."""
     return r * -(-count // 8)
 
 
@@ -142,7 +142,7 @@ def unpack_low(data: np.ndarray, count: int, r: int, name: str) -> np.ndarray:
 
 
 def pack_high(high: np.ndarray) -> bytes:
-    """Return the high parts in unary: one stream, zero-padded to a byte."""
+    """Return the gaps' high parts in unary, Rice's way: one stream, zero-padded to a byte."""
     bits = []
     for first in range(0, len(high), AT_ONCE):
         bits_of_each = high[first : first + AT_ONCE].astype(np.int64)
@@ -154,7 +154,7 @@ def pack_high(high: np.ndarray) -> bytes:
 
 
 def unpack_high(data: np.ndarray, count: int, name: str) -> np.ndarray:
-    """Return the `count` high parts in the whole of `data`, int64; the inverse of `pack_high`.
+    """Return the `count` high parts of gaps in the whole of `data`, int64; inverts `pack_high`.
 
     Raises:
       WireError: There are fewer or more, or bytes after the last; they are `name` in errors.

@@ -17,7 +17,7 @@ Buffer: TypeAlias = bytes | memoryview | mmap.mmap
 
 
 def hold(folder: Path | None, write: Callable[[Callable[[Buffer], Any]], None]) -> mmap.mmap:
-    """Return a mapped file of the buffers that `write` hands to its argument, in order.
+    """Return a spool, a mapped file, of the buffers that `write` hands to its argument, in order.
 
     It is in `folder`, by default the system's folder of temporary files.
     """
@@ -46,7 +46,7 @@ def drop_pages(arrays: Iterable[np.ndarray]) -> None:
 
 
 def _owner(array: Any) -> Any:
-    """Return the object that holds a view's memory."""
+    """Return the object that holds a view's memory, such as a spool's map."""
     while isinstance(array, np.ndarray) and array.base is not None:
         array = array.base
     return array.obj if isinstance(array, memoryview) else array

@@ -43,14 +43,14 @@ def environment(device: str) -> dict:
 
 
 def use_threads(count: int | None) -> None:
-    """Compute with this many threads, if a library takes their number."""
+    """Compute with this many threads, which decide bits, if a library takes their number."""
     torch = sys.modules.get("torch")
     if torch is not None and count is not None:
         torch.set_num_threads(count)
 
 
 def seed_generators(seed: int) -> None:
-    """Seed every global generator that is imported."""
+    """Seed every global generator of random numbers whose package is imported."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     if "torch" in sys.modules:
@@ -58,18 +58,18 @@ def seed_generators(seed: int) -> None:
 
 
 def seed_of(batches: list) -> int:
-    """Return a seed, of what it trains on, for an inner loop whose host sends none."""
+    """Return a seed that decides bits, of what is trained on, for a loop whose host sends none."""
     ids = [batch.get("microshard_ids") for batch in batches]
     return int.from_bytes(hashlib.sha256(json.dumps(ids).encode()).digest()[:4], "big")
 
 
 def plain(model: Any) -> Any:
-    """Return the module that `torch.compile` wraps: names of its tensors are its own."""
+    """Return the torch module that `torch.compile` wraps: its tensors' names are its own."""
     return getattr(model, "_orig_mod", model)
 
 
 def address(tensor: Any) -> Any:
-    """Return a key that is the same for two names of one tensor."""
+    """Return a key that is the same for two names of one torch tensor."""
     if isinstance(tensor, np.ndarray):
         return id(tensor)
     if not tensor.numel() or tensor.is_meta:
@@ -78,7 +78,7 @@ def address(tensor: Any) -> Any:
 
 
 def raw(tensor: Any) -> np.ndarray:
-    """Return the bytes of a tensor of any dtype."""
+    """Return the bytes of a torch tensor of any dtype."""
     if not isinstance(tensor, np.ndarray):
         tensor = tensor.detach().cpu().contiguous().reshape(-1)
         tensor = tensor.view(sys.modules["torch"].uint8).numpy()

@@ -23,14 +23,14 @@ WATCHED = 2  # points at which it is seen whether a step moves what stays: a cop
 
 
 def on_device(rows: Any, device: torch.device) -> Any:
-    """Return decoded rows as tensors; paths stay paths."""
+    """Return decoded rows as torch tensors; paths stay paths."""
     if isinstance(rows, dict):
         return {name: on_device(part, device) for name, part in rows.items()}
     return torch.from_numpy(rows).to(device) if isinstance(rows, np.ndarray) else rows
 
 
 def parts(loss: Any) -> tuple[torch.Tensor, float | None]:
-    """Return what a loss function returned, and what counts in it: None if it is a mean.
+    """Return what a bound model's loss function gave, and what counts in it: None if it is a mean.
 
     Raises:
         ContractError: it is neither a tensor of one value nor a sum and the number of what counts.
@@ -46,7 +46,7 @@ def parts(loss: Any) -> tuple[torch.Tensor, float | None]:
 
 
 def _counted(count: Any) -> float:
-    """Return the number of what counts in a sum."""
+    """Return the number of what counts in the sum of a torch loss."""
     try:
         number = torch.as_tensor(count)
         if number.numel() == 1 and not number.is_complex():
@@ -60,7 +60,7 @@ def _counted(count: Any) -> float:
 
 
 def mean(loss: Any) -> torch.Tensor:
-    """Return the mean that a loss function returned, or that follows from its sum."""
+    """Return the mean that a bound model's loss function returned, or that follows from its sum."""
     value, count = parts(loss)
     return value / count if count else value
 
@@ -89,7 +89,7 @@ class BoundModel:
         self.initial: dict[str, torch.Tensor] | None = None
 
     def open(self, params: dict[str, np.ndarray], gradients: dict[str, np.ndarray]) -> None:
-        """Read parameters here and write gradients there, float32 by name."""
+        """Bind the torch model: read parameters here and write gradients there, float32 by name."""
         self.initial = {name: tied[0].data for name, tied in self.parameters.items()}
         self.params, self.gradients = (
             {n: bits.like(view, self.parameters[n][0]) for n, view in views.items()}
@@ -97,7 +97,7 @@ class BoundModel:
         )
 
     def init(self) -> None:
-        """Write the parameters as they begin."""
+        """Write the bound torch model's parameters as they begin."""
         if self.initial is None:  # they have been let go of
             bits.seed_generators(self.seed)
             fresh = module_state.state_of(self.code.model(), self.travels).trained
@@ -106,7 +106,7 @@ class BoundModel:
             self.params[name].copy_(value)
 
     def current(self) -> torch.nn.Module:
-        """Return the model with the parameters as they are now."""
+        """Return the bound torch model with the parameters as they are now."""
         self._take_params()
         return bits.plain(self.model)
 
@@ -121,7 +121,7 @@ class BoundModel:
         module_state.settle(self.model)
 
     def begin(self) -> None:
-        """Called before the micro-batches of a gradient."""
+        """Called before the micro-batches of a gradient of the bound torch model."""
         self.model.train()
         self._take_params()
         if len(self._watched_at) < WATCHED:
@@ -135,7 +135,7 @@ class BoundModel:
                 parameter.grad = self.gradients[name] if _mappable(parameter) else None
 
     def accumulate(self, rows: Any, weight: float) -> float:
-        """Add the gradient of some rows, a share of all; return what they add to the loss."""
+        """Add the torch model's gradient of some rows; return what they add to the loss."""
         loss, count = parts(self.code.loss(self.model, on_device(rows, self.device)))
         self._last = rows
         if count is None:
@@ -146,7 +146,7 @@ class BoundModel:
         return float(loss.detach())
 
     def finish(self) -> float:
-        """Write the missing gradients, restore buffers, and return what divides the loss.
+        """Write the torch model's missing gradients, restore buffers; return what divides the loss.
 
         That is what all micro-batches count, if `loss` gives sums: so the size of a micro-batch
         changes nothing beyond rounding.
@@ -200,14 +200,14 @@ class BoundModel:
         module_state.settle(self.model)
 
     def losses(self, rows: Any) -> Any:
-        """Return the loss of each row, or sums and counts, in evaluation mode."""
+        """Return the bound torch model's loss of each row, or sums and counts."""
         result = self._evaluated(self.code.row_losses, rows)
         tensors = result if isinstance(result, tuple) else (result,)
         arrays = tuple(tensor.detach().double().cpu().numpy() for tensor in tensors)
         return arrays if isinstance(result, tuple) else arrays[0]
 
     def compare_losses(self, rows: Any) -> None:
-        """Compare the loss of rows together with the mean of their losses apart.
+        """Compare a torch model's loss of rows together with the mean of their losses apart.
 
         A loss that draws numbers is not compared.
 
@@ -229,7 +229,7 @@ class BoundModel:
             )
 
     def _evaluated(self, function: Callable, rows: Any) -> Any:
-        """Return what a function of the model and of rows gives in evaluation mode."""
+        """Return what a function of the torch model and of rows gives in evaluation mode."""
         self._take_params()
         try:
             with torch.no_grad(), module_state.training(self.model, mode=False):

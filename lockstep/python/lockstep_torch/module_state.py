@@ -45,7 +45,7 @@ class ModuleState(NamedTuple):
 
     @property
     def tensors(self) -> list[dict]:
-        """Name, shape and dtype of what travels, in order."""
+        """Name, shape and dtype of the module's tensors that travel, in order."""
         return [
             {"name": name, "shape": list(bits.real(tied[0]).shape), "dtype": str(tied[0].dtype)}
             for name, tied in self.trained.items()
@@ -53,7 +53,7 @@ class ModuleState(NamedTuple):
 
     @property
     def stays(self) -> list[tuple[str, str, torch.Tensor]]:
-        """Why, name and tensor of all that does not travel."""
+        """Why, name and tensor of all of the module that does not travel."""
         counted = [
             (STATISTICS if value.is_floating_point() else "integer", name, value)
             for name, value in self.counted.items()
@@ -96,7 +96,7 @@ def state_of(model: torch.nn.Module, travels: Callable[[str], bool]) -> ModuleSt
 
 @contextmanager
 def training(model: torch.nn.Module, mode: bool = True) -> Iterator[None]:
-    """Put a model into a mode, and each of its modules back into the one it had."""
+    """Put a torch module into a mode, and each of those in it back into the one it had."""
     modes = [(module, module.training) for module in model.modules()]
     model.train(mode)
     try:
@@ -158,7 +158,7 @@ def settle(model: torch.nn.Module) -> None:
 
 
 class Movement:
-    """Notices a step that writes into what stays, or a gradient into what it is taken at.
+    """Notices a step that writes into what of a module stays, or a gradient into its params.
 
     Tensors are told apart by their bytes. What no state dict has, such as a mask that
     a first pass makes, does not count.
@@ -177,7 +177,7 @@ class Movement:
         self._before = self._hashes()
 
     def check(self) -> None:
-        """Check that nothing has moved.
+        """Check that nothing of the torch module has moved.
 
         Raises:
             ContractError: something has; it is named.

@@ -21,7 +21,7 @@ from lockstep.wire.spool import Buffer
 
 
 class RiceCoded(Packing):
-    """Packs the positions of all parameters together, in nearly as few bits as possible."""
+    """Packs chosen positions of all parameters together, in nearly as few bits as possible."""
 
     def encode(self, leaves: Sequence[Any]) -> list[Buffer]:
         gap_M = np.concatenate([rice.gaps(np.asarray(leaf.node.index_NK)) for leaf in leaves])
@@ -68,7 +68,7 @@ class RiceCoded(Packing):
         return nodes
 
     def sizes(self, forms: Sequence[Any]) -> tuple[float, int]:
-        """Return how many bytes evenly drawn positions take, and any at most."""
+        """Return how many bytes evenly drawn chosen positions take, and any at most."""
         rows, fixed = [form.row for form in forms], len(forms)
         bits = sum(blocks * math.log2(math.comb(area, kept)) for blocks, kept, area in rows)
         about = bits / 8 + sum(form.bytes_of(form.raw.size) for form in forms)
@@ -81,7 +81,7 @@ class RiceCoded(Packing):
 
 
 class Values(Leaf):
-    """Positions, ascending in each block, and a value at each, which is rounded to bfloat16."""
+    """Chosen positions, ascending in each block, with a value at each, rounded to bfloat16."""
 
     packings = {"lockstep": RiceCoded(2), "psyche": Packing(4)}
 
@@ -119,13 +119,13 @@ class Values(Leaf):
         return self.at(index_NK, self.read_raw(reader, like.size, name))
 
     def check_last(self, index_NK: Any, name: str) -> None:
-        """Indices ascend, so the last of a block is its largest."""
+        """Check chosen positions: they ascend, so the last of a block is its largest."""
         last = int(index_NK[:, -1].max())
         if last >= self.area:
             raise WireError(f"{name}: index {last}, expected less than {self.area}")
 
     def at(self, index_NK: Any, raw: Any) -> Coefficients:
-        """Return the node of other positions and values, in these shapes."""
+        """Return the node of other chosen positions and values, in these shapes."""
         like = self.node.index_NK
         return Coefficients(index_NK.astype(like.dtype, copy=False), raw.reshape(like.shape))
 
@@ -156,7 +156,7 @@ class Values(Leaf):
 
 
 class Signs(Values):
-    """Positions, and a bit at each, least significant bit first: 1 for negative."""
+    """Chosen positions with a bit at each, least significant bit first: 1 for negative."""
 
     packings = {"lockstep": RiceCoded(1), "psyche": Packing(3)}
     sized, signs = False, True

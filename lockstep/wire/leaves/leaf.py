@@ -24,11 +24,11 @@ class Packing:
         self.number = number
 
     def encode(self, leaves: Sequence[Any]) -> list[Buffer]:
-        """Return the leaves of a message as bytes."""
+        """Return the packed leaves of a message as bytes."""
         return [field for leaf in leaves for field in leaf.fields()]
 
     def decode(self, reader: ByteReader, forms: Sequence[Any]) -> list[Tree]:
-        """Return the nodes in a stranger's bytes, of leaves of these shapes and dtypes.
+        """Return the packed nodes in a stranger's bytes, of leaves of these shapes and dtypes.
 
         Raises:
           WireError: The bytes are not what `encode` would give.
@@ -36,12 +36,12 @@ class Packing:
         return [form.read(reader, f"{form.word} {n}") for n, form in enumerate(forms)]
 
     def sizes(self, forms: Sequence[Any]) -> tuple[float, int]:
-        """Return how many bytes `encode` gives, about and at most."""
+        """Return how many bytes the packed leaves take, about and at most."""
         size = sum(form.length for form in forms)
         return size, size
 
     def saved(self, leaves: Sequence[Any]) -> jax.Array | int:
-        """Return how many bytes fewer than the most `encode` gives; may be jitted."""
+        """Return how many bytes fewer than the most the packed leaves take; may be jitted."""
         return 0
 
 
@@ -79,24 +79,24 @@ class Leaf(ABC):
     @property
     @abstractmethod
     def row(self) -> tuple[int, int, int]:
-        """Three numbers that tell its shapes and dtypes from others, for the digest of a form."""
+        """Three numbers that tell the leaf's shapes and dtypes from others, for a form's digest."""
 
     @property
     def length(self) -> int:
-        """Bytes of all its `fields`; here its values are all of them."""
+        """Bytes of all the leaf's `fields`; here its values are all of them."""
         return self.bytes_of(self.raw.size)
 
     @abstractmethod
     def fields(self) -> Iterator[Buffer]:
-        """Yield its raw bytes: what a commitment hashes."""
+        """Yield the leaf's raw bytes: what a commitment hashes."""
 
     @abstractmethod
     def read(self, reader: ByteReader, name: str) -> Tree:
-        """Return the node, of these shapes and dtypes, whose `fields` are a stranger's bytes."""
+        """Return the leaf's node, in these shapes, from the `fields` in a stranger's bytes."""
 
     @property
     def misfit(self) -> str | None:
-        """What no message can hold of it, and what was expected; None if it can be sent."""
+        """What no message can hold of the leaf, and what was expected; None if it can be sent."""
         return None
 
     # ---- Values ----
@@ -104,7 +104,7 @@ class Leaf(ABC):
     @property
     @abstractmethod
     def raw(self) -> Any:
-        """The array that holds its values."""
+        """The array that holds the leaf's values."""
 
     @abstractmethod
     def with_raw(self, raw: Any) -> "Leaf":
@@ -112,7 +112,7 @@ class Leaf(ABC):
 
     @property
     def values(self) -> Any:
-        """Its values, float64; a sign, and each bit of a code, is -1 or 1."""
+        """The leaf's values, float64; a sign, and each bit of a code, is -1 or 1."""
         return np.asarray(self.raw).astype(np.float64)
 
     def with_values(self, values: Any) -> "Leaf":
@@ -122,7 +122,7 @@ class Leaf(ABC):
 
     @property
     def largest(self) -> float:
-        """The largest magnitude of its values; 0 if they have no size."""
+        """The largest magnitude of the leaf's values; 0 if they have no size."""
         if not self.sized or not self.raw.size:
             return 0.0
         raw = np.asarray(self.raw)
@@ -133,7 +133,7 @@ class Leaf(ABC):
         return largest
 
     def bytes_of(self, count: int) -> int:
-        """Return how many bytes so many values take."""
+        """Return how many bytes so many values of the leaf take."""
         return count * int(self.raw.dtype.itemsize)
 
     def to_bytes(self, raw: Any) -> Buffer:
@@ -141,22 +141,22 @@ class Leaf(ABC):
         return little(raw)
 
     def read_raw(self, reader: ByteReader, count: int, name: str) -> Any:
-        """Return `count` values in a stranger's bytes."""
+        """Return `count` values of the leaf in a stranger's bytes."""
         return reader.finite(self.raw.dtype, count, name)
 
     # ---- What a liar does with it ----
 
     @property
     def kept(self) -> int:
-        """How many positions of each block its peer chose; 0 where nobody chooses."""
+        """How many positions of each of the leaf's blocks its peer chose; 0 if nobody chooses."""
         return 0
 
     def put(self, values: Any) -> Any:
-        """Return the whole array of these values; zero where nothing is sent."""
+        """Return the whole array of the leaf's values; zero where nothing is sent."""
         return values
 
     def take(self, whole: Any) -> Any:
-        """Return the values of a whole array where something is sent; the inverse of `put`."""
+        """Return the leaf's values of a whole array where it is sent; the inverse of `put`."""
         return whole
 
     def moved(self, order: Any) -> "Leaf":

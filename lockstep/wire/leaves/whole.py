@@ -15,7 +15,7 @@ DTYPES = [np.dtype(kind) for kind in (np.float32, bfloat16, np.float16, np.uint8
 
 
 class Whole(Leaf):
-    """An array of floats, in its own dtype."""
+    """An array of floats that is sent whole, in its own dtype."""
 
     packings = {"lockstep": Packing(0)}
     word = "array"
@@ -53,7 +53,7 @@ class Whole(Leaf):
 
 
 class Codes(Whole):
-    """Bytes of numbers of few bits, which a quantizer packed; a liar can change each bit."""
+    """Bytes sent whole, numbers of few bits that a quantizer packed; a liar can change each bit."""
 
     sized = False
 
