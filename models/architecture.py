@@ -76,7 +76,7 @@ class Architecture:
         return params["lm_head"]["kernel"]
 
     def apply(self, config: Any, params: Params, tokens_BT: jax.Array, **options: Any) -> jax.Array:
-        """Return the logits of each next token, [B, T, V] float32; options as in `features`."""
+        """Return the architecture's logits of each next token, [B, T, V]; see `features`."""
         x_ND = self.features(config, params, tokens_BT, **options)
         kernel_DV = self.head(config, params).astype(x_ND.dtype)
         logits_NV = jnp.dot(x_ND, kernel_DV, preferred_element_type=jnp.float32)

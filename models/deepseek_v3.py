@@ -143,7 +143,7 @@ class DeepseekConfig(HfConfig):
 
     @classmethod
     def from_hf(cls, hf_config: dict[str, Any]) -> Self:
-        """Read a config.json; without layers of experts, null keys about experts are absent."""
+        """Read DeepSeek's config.json; without expert layers, null keys about them are absent."""
         values = cls.DEFAULTS | hf_config
         first, count = values.get("first_k_dense_replace"), values.get("num_hidden_layers")
         if type(first) is int and type(count) is int and first >= count:

@@ -201,7 +201,7 @@ class CachedAttention(nnx.Module):
     def step(
         self, x_ND: jax.Array, tokens: NewTokens, cache: KeysAndValues
     ) -> tuple[jax.Array, KeysAndValues]:
-        """Return attention's output for new tokens, [N, D], and what is kept."""
+        """Return attention's output, [N, D], of new tokens, normalised, and what is kept."""
         q_BTKGh, k_BTKh, v_BTKw = self.heads(x_ND, tokens)
         keys, values = (
             lax.dynamic_update_slice(old, new.transpose(0, 2, 1, 3), (0, 0, tokens.used, 0))

@@ -15,7 +15,7 @@ from parts.bits.opened import Arrays, Opened, on_host
 
 
 class TakenOperation(NamedTuple):
-    """An operation that was taken."""
+    """An operation of a function by rules that was taken, with what it gave."""
 
     place: str  # the loops that it is in, each with its iteration, as in "while[0]/scan[2]"
     name: str  # what it is, of which types, and the line of code that asks for it
@@ -25,7 +25,7 @@ class TakenOperation(NamedTuple):
 
     @property
     def hash(self) -> Hash:
-        """Hash of the results, as of any tree."""
+        """Hash of the operation's results, as of any tree."""
         return tree_hash([on_host(result) for result in self.results])
 
 

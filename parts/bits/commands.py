@@ -64,7 +64,7 @@ def record(  # noqa: PLR0913 - each is an option
 
 
 def _prepared(run: Path, root: Path) -> tuple["Paths", "Setup"]:
-    """Return where the run is, and its programs and data; JAX is set up for it."""
+    """Return where the run is whose bits are looked at, its programs and data; sets JAX up."""
     from pipeline import runfile
     from pipeline.stage import devices
     from pipeline.stage.artifacts import Paths

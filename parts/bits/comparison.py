@@ -28,13 +28,13 @@ def first_difference(one: BitsRecord, other: BitsRecord) -> int | None:
 
 
 def _check_same(name: str, mine: object, theirs: object) -> None:
-    """Check that two records agree: else they are of other rounds, states, code or versions."""
+    """Check that two compared records agree: else they are of other rounds, states or versions."""
     if mine != theirs:
         raise LockstepError(f"{name}: found {theirs!r}, expected {mine!r} as in the first record")
 
 
 def lines(records: dict[str, BitsRecord]) -> Iterator[str]:
-    """Yield what the comparison of two records, by their files, comes to."""
+    """Yield what the comparison of two records of operations, by their files, comes to."""
     one, other = records.values()
     number = first_difference(one, other)
     yield f"{one.of} of peer {one.peer}, round {one.round}: {len(one.operations):,} operations"

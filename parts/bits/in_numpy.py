@@ -53,7 +53,7 @@ def _iota(equation: Any) -> np.ndarray:
 
 
 def _dot(x: np.ndarray, y: np.ndarray, equation: Any) -> np.ndarray:
-    """Return products of integers on powers of two: exact in float64, in any order."""
+    """Return products of integers on powers of two, in NumPy: exact in float64, in any order."""
     (over_x, over_y), (batch_x, batch_y) = equation.params["dimension_numbers"]
     own_x = [axis for axis in range(x.ndim) if axis not in (*over_x, *batch_x)]
     own_y = [axis for axis in range(y.ndim) if axis not in (*over_y, *batch_y)]
@@ -66,7 +66,7 @@ def _dot(x: np.ndarray, y: np.ndarray, equation: Any) -> np.ndarray:
 
 
 def _platform(equation: Any) -> np.ndarray:
-    """Return which branch is the CPU's."""
+    """Return which branch of an operation is the CPU's, as NumPy takes it."""
     platforms = equation.params["platforms"]
     cpu = next((i for i, names in enumerate(platforms) if names and "cpu" in names), None)
     return np.asarray(platforms.index(None) if cpu is None else cpu, np.int32)
@@ -158,7 +158,7 @@ def _differs(equation: Any) -> bool:
 
 
 def _flushed(x: np.ndarray) -> np.ndarray:
-    """Return numbers of which subnormal ones are 0, as on a CPU of XLA."""
+    """Return NumPy numbers of which subnormal ones are 0, as on a CPU of XLA."""
     if x.dtype.kind != "f" or x.dtype.itemsize < 4:
         return x
     return np.where(np.abs(x) < np.finfo(x.dtype).tiny, np.copysign(x.dtype.type(0), x), x)

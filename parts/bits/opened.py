@@ -15,7 +15,7 @@ Arrays = list[Any]
 
 
 def on_host(value: Any) -> np.ndarray:
-    """Return an array in NumPy; of a key its numbers."""
+    """Return an opened program's array in NumPy; of a key its numbers."""
     if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         value = jax.random.key_data(value)
     return np.asarray(value)

@@ -73,7 +73,7 @@ class BitsRecord(Table):
 
     @property
     def root(self) -> Hash:
-        """The hash over those of all operations, for which the record stands."""
+        """The record's hash over those of all operations, for which it stands."""
         return hashlib.sha256(b"".join(bytes.fromhex(x) for *_, x in self.operations)).hexdigest()
 
 
@@ -89,7 +89,7 @@ def read(path: Path) -> BitsRecord:
 
 
 class Recorder:
-    """The operations that were heard so far.
+    """The operations of a record that were heard so far.
 
     The first that differs from another record is opened; of all others only the hash is computed.
     """
@@ -100,7 +100,7 @@ class Recorder:
         self.opened: OpenedOperation | None = None
 
     def hear(self, taken: TakenOperation) -> None:
-        """Keep the hash of an operation."""
+        """Keep an operation's hash in the record."""
         number, leaf = len(self.operations), taken.hash
         self.operations.append((brief(taken.name, LONGEST), taken.place, leaf))
         theirs = self.theirs[number][-1] if number < len(self.theirs) else leaf
@@ -121,7 +121,7 @@ def _opened(number: int, taken: TakenOperation) -> OpenedOperation:
 
 
 def _nan_as_found(found: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Return what is right; what is no number may have any of the bits that say so."""
+    """Return the right value for a record; a NaN may have any of the bits that say so."""
     if found.dtype.kind != "f":
         return right
     return np.where(np.isnan(found) & np.isnan(right), found, right)

@@ -31,7 +31,7 @@ MERGE = ("messages", "peers", "params", "shared", "step")
 
 
 def key_of(setup: Setup, tables: Set[str]) -> Hash:
-    """Return the hash of tables of a run file without what changes no bit, and of the model."""
+    """Return the hash of what a recording depends on: tables that change bits, and the model."""
     run = setup.run.model_dump(mode="json", include={*tables})
     run["peers"] = {key: value for key, value in run["peers"].items() if key not in ANYWHERE}
     return digest({"run": run, "model": setup.model})
@@ -57,7 +57,7 @@ class Recording:
             raise LockstepError(f"--peer {peer}: expected 0 to {run.peers.count - 1}")
 
     def record(self, transcript: Transcript, against: BitsRecord | None) -> BitsRecord:
-        """Return the record; the first operation that differs from `against` is opened.
+        """Return the recorded operations; the first that differs from `against` is opened.
 
         Raises:
           LockstepError: The run has no such round, or the peer did not train in it.
@@ -156,7 +156,7 @@ class Recording:
         replaying.params.replica = replace(replaying.params.replica, programs=programs)
 
     def _loss(self, params: Any, round_: Round) -> None:
-        """Record what is measured of the first micro-batch of the peer's rows."""
+        """Record what is measured of the loss of the first micro-batch of the peer's rows."""
         rows = self.setup.work(round_.assignment[self.peer], round_.trainers).rows_MB
         first = jax.tree.map(lambda x: np.asarray(x[0]), rows)
         self._taken(self.setup.programs.steps.measure, ("params", "rows"))(params, first)

@@ -26,7 +26,7 @@ MOST_BYTES = 2**24
 
 
 class RoundHashes(Table):
-    """The hash of a run's params after each round."""
+    """The listed hash of a run's params after each round."""
 
     key: Hash
     """SHA-256 of what determines them: tables of the run file, and the pin of the data."""
@@ -35,7 +35,7 @@ class RoundHashes(Table):
 
 
 def _key_of(setup: Setup) -> Hash:
-    """Return what a list of a run's params stands for.
+    """Return what a list of the params' hashes after rounds stands for.
 
     Raises:
       LockstepError: The run goes as compiled: its params have other bits elsewhere.
@@ -84,7 +84,7 @@ class _AfterEach(Observer):
         self.peers, self.heard = peers, heard
 
     def kept(self, entry: Entry, progress: RunProgress) -> None:
-        """Tell of the params after a round."""
+        """Tell of the params' hash after a round."""
         self.heard(entry.round.step, self.peers.params_hash())
 
 

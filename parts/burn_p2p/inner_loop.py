@@ -78,7 +78,7 @@ def take(worker: Any, session: Session, job: Any) -> tuple[Tree, float, np.ndarr
 
 
 def _request(worker: Any, session: Session, job: Any, folder: Path) -> dict[str, Any]:
-    """Write what the job needs into its folder, and return it as burn_p2p calls it."""
+    """Write what an inner loop's job needs into its folder, and return it as burn_p2p calls it."""
     description = session.description
     base = folder / "base"
     write_params(base, description, job.params)
@@ -106,7 +106,7 @@ def _request(worker: Any, session: Session, job: Any, folder: Path) -> dict[str,
 
 
 def _batches(worker: Any, lots: Sequence[np.ndarray], folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of the steps as burn_p2p lists cached micro-shards.
+    """Yield an inner loop's rows by step as burn_p2p lists cached micro-shards.
 
     Rows that are files are the user's own, a group for each step. Others are written to a file for
     each step, in one group.
@@ -178,7 +178,7 @@ def _state(answer: InnerLoopAnswer, folder: Path) -> np.ndarray:
 
 
 def _by_command(worker: Any, session: Session, request: Mapping[str, Any], folder: Path) -> dict:
-    """Run the workload's command in a folder of its own, and return what result.json says.
+    """Run an inner loop's command in a folder of its own, and return what result.json says.
 
     It reads job.json and leaves result.json; their paths are in its arguments, where it asks for
     them, and in its environment.

@@ -25,7 +25,7 @@ PLAN = "parameter_pack_plan"
 
 
 class Session(Protocol):
-    """A worker that has said hello, as `parts/workload` has begun it.
+    """A worker of packs that has said hello, as `parts/workload` has begun it.
 
     Attributes:
       process: Answers methods: `call(method, params)`, `result(key, method, params)`.
@@ -108,7 +108,7 @@ def read_params(folder: Path, description: Any) -> Tree:
 
 @contextmanager
 def new_pack(process: Any, device: str, code: str, asked: dict[str, Any]) -> Iterator[Path]:
-    """Yield the params of a new model as a pack; the other arguments are as in `Session`."""
+    """Yield a new model's params as a pack; the other arguments are as in `Session`."""
     request = {"device": device, "seed": asked["seed"]}
     model = process.result("model_id", "init_model", request).model_id
     folder = process.folder / "initial"
@@ -125,7 +125,7 @@ def new_pack(process: Any, device: str, code: str, asked: dict[str, Any]) -> Ite
 
 
 def initial(session: Session) -> Tree:
-    """Return the params of a new model."""
+    """Return a new model's params, from its pack."""
     process, device, description = session.process, session.device, session.description
     with new_pack(process, device, description.code, session.asked) as folder:
         return read_params(folder, description)
@@ -146,7 +146,7 @@ def model_at(session: Session, folder: Path) -> Iterator[str]:
 
 
 def evaluated(session: Session, params: Tree, split: str) -> Metrics:
-    """Return the workload's own metrics at these params, on a split of the data."""
+    """Return the workload's own metrics at a pack's params, on a split of the data."""
     folder = session.process.folder / "params"
     shutil.rmtree(folder, ignore_errors=True)
     try:

@@ -28,7 +28,7 @@ MESSAGES_AT_ONCE = 4  # messages of each process that are taken between two look
 
 
 class PeerAnswer(NamedTuple):
-    """A peer's answer: the header, its arrays, and seconds since the request was sent."""
+    """The answer that a carrier brings of a peer: header, arrays, and seconds since the request."""
 
     header: AnswerHeader
     arrays: list[np.ndarray]
@@ -52,7 +52,7 @@ class Carrier(ABC):
     _lost: dict[int, str] = field(default_factory=dict, init=False)
 
     def ask(self, by_peer: Mapping[int, PeerRequest], seconds: float) -> dict[int, PeerAnswer]:
-        """Send each peer its request at once, and return the answers that came in time.
+        """Bring each peer its request at once, and return the answers that came in time.
 
         A peer that is lost is absent from the answers.
         """
@@ -74,19 +74,19 @@ class Carrier(ABC):
         return {peer: answers[peer] for peer in by_peer if peer in answers}
 
     def lost(self) -> dict[int, str]:
-        """Return the peers lost since the last call, each with the reason in one line."""
+        """Return the peers that the carrier lost since the last call, each with its reason."""
         lost, self._lost = self._lost, {}
         return lost
 
     def lose(self, peer: int, why: str) -> None:
-        """Count a peer as lost, until its process says hello again."""
+        """Count a peer as lost to the carrier, until its process says hello again."""
         self._lost.setdefault(peer, why)
         self._open.pop(peer, None)
         self._answers.pop(peer, None)
         self._forget(peer)
 
     def wait(self, peers: frozenset[int], seconds: float) -> frozenset[int]:
-        """Wait until all of these have arrived, and return those that have."""
+        """Wait until the processes of all of these have arrived, and return those that have."""
         until = time.monotonic() + seconds
         while peers - self.arrived() and (left := until - time.monotonic()) > 0:
             self._listen(min(left, LISTEN_SECONDS))
@@ -116,7 +116,7 @@ class Carrier(ABC):
 
     @abstractmethod
     def _send(self, peer: int, request: PeerRequest) -> None:
-        """Send a peer a request, and note in `_open`, by peer, what its answer needs."""
+        """Bring a peer a request, and note in `_open`, by peer, what its answer needs."""
 
     @abstractmethod
     def _listen(self, seconds: float) -> None:
@@ -129,7 +129,7 @@ class Carrier(ABC):
     def _answered(
         self, peer: int, header: AnswerHeader, arrays: list[np.ndarray]
     ) -> PeerAnswer | None:
-        """Return the answer to the last request; lose the peer if it is an error."""
+        """Return the answer to a peer's last request; lose the peer if it is an error."""
         if header.error is None:
             return PeerAnswer(header, arrays, time.monotonic() - self._sent)
         self.lose(peer, header.error)
@@ -141,7 +141,7 @@ class Carrier(ABC):
 
 @dataclass
 class _Process:
-    """State of a peer's process, as its trainer knows it."""
+    """State of a peer's process, as its trainer's carrier knows it."""
 
     name: str | None = None  # random, its own choice; None until it has said hello
     child: subprocess.Popen | None = None  # if this trainer started it
@@ -152,13 +152,13 @@ class _Process:
     again: float = 0.0  # time at which to start it again
 
     def forget(self) -> None:
-        """Forget who it is, until it says hello."""
+        """Forget whose process it is, until it says hello."""
         self.name, self.fresh, self.leaving = None, False, False
 
 
 @dataclass
 class _Open:
-    """A request to one process of a peer that has to answer."""
+    """A request that a carrier brought to one process of a peer, and that has no answer yet."""
 
     buffers: list[Buffer]
     connection: bytes | None  # over which it was sent the last time
@@ -240,14 +240,14 @@ class Processes(Carrier):
         self._look_after_children()
 
     def _drain(self) -> None:
-        """Take the messages that have come, up to a bound, and note which children ended."""
+        """Take the processes' messages that have come, up to a bound; note which children ended."""
         for _ in range(MESSAGES_AT_ONCE * len(self.hub.places)):
             if not self._hear(0):
                 break
         self._look_after_children()
 
     def _hear(self, seconds: float) -> bool:
-        """Take the next message, if one comes in time, and return whether one did."""
+        """Take the next message of a process, if one comes in time; return whether one did."""
         message = self.hub.receive(seconds)
         if message is not None:
             self._take(message)

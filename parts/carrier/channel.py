@@ -53,11 +53,11 @@ Place = tuple[int, int]  # a peer, and which of its processes
 
 
 class Secret(Table):
-    """The content of a file of keys."""
+    """The content of a file of keys, for the encrypted channel."""
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read the file of a secret."""
+        """Read the file of a secret of the channel."""
         if path.stat().st_mode & 0o077:
             raise LockstepError(f"{path}: others may read it, expected mode 600: it is a secret")
         try:
@@ -67,7 +67,7 @@ class Secret(Table):
             raise LockstepError(f"{path}: {where}, expected the file of a run's secret") from None
 
     def write(self, path: Path) -> None:
-        """Write the file, for its owner alone."""
+        """Write the file of a secret of the channel, for its owner alone."""
         mask = os.umask(0o077)
         try:
             write_text(path, self.model_dump_json() + "\n")
@@ -87,14 +87,14 @@ class PeerSecret(Secret):
 
 
 class TrainerSecret(Secret):
-    """Key that only the trainer has."""
+    """Key of the channel that only the trainer has."""
 
     private: Z85
     """Its private key."""
 
 
 class Secrets:
-    """The keys of a run, in a folder: `trainer.json`, and `peer-N.json` for each of `count` peers.
+    """The channel's keys of a run, in a folder: `trainer.json`, and `peer-N.json` for each peer.
 
     Each peer has `ranks` processes. Existing keys stay, since processes that were started by hand
     have them.
@@ -115,7 +115,7 @@ class Secrets:
             TrainerSecret(private=self.private).write(path)
 
     def path(self, peer: int) -> Path:
-        """Return the file of a peer."""
+        """Return a peer's file of keys for the channel."""
         return self.folder / f"peer-{peer}.json"
 
     def _peer(self, peer: int, ranks: int) -> PeerSecret:
@@ -132,7 +132,7 @@ class Secrets:
 
 
 def public_of(private: str) -> str:
-    """Return the public key of a private one."""
+    """Return the channel's public key of a private one."""
     return zmq.curve_public(private.encode()).decode()
 
 
@@ -152,7 +152,7 @@ def endpoint(address: str, least: int = 1) -> str:
 
 
 class PeerMessage(NamedTuple):
-    """A message of a peer's process."""
+    """A message of a peer's process over the channel."""
 
     place: Place  # as its key says
     connection: bytes
@@ -161,7 +161,7 @@ class PeerMessage(NamedTuple):
 
 
 class Hub:
-    """The trainer's end: a socket that knows its peers by their keys.
+    """The trainer's end of the channel: a socket that knows its peers by their keys.
 
     Port 0 of the address is any free one. A peer may send messages of up to `message_bytes`.
     """
@@ -191,7 +191,7 @@ class Hub:
         self.door.port = int(self.address.rpartition(":")[2])
 
     def send(self, place: Place, buffers: list[Buffer]) -> bytes | None:
-        """Send buffers; return the connection, or None where the process has none."""
+        """Send buffers to a peer; return the connection, or None where the process has none."""
         connection = self.connections.get(place)
         if connection is None:
             return None
@@ -203,7 +203,7 @@ class Hub:
         return connection
 
     def receive(self, seconds: float) -> PeerMessage | None:
-        """Return the next message, or None if none comes in so many seconds."""
+        """Return the next message of a peer, or None if none comes in so many seconds."""
         if not self.socket.poll(max(0, round(seconds * 1000))):
             return None
         connection, *parts = self.socket.recv_multipart(copy=False)
@@ -216,14 +216,14 @@ class Hub:
             return PeerMessage(place, connection.bytes, [], str(error))
 
     def close(self) -> None:
-        """Close the socket once what was sent is on its way, for a second at most."""
+        """Close the trainer's socket once what was sent is on its way, for a second at most."""
         self.door.close()
         self.authenticator.stop()
         self.context.destroy(linger=1000)
 
 
 class Line:
-    """A process's end. It connects to tcp://HOST:PORT again whenever a connection ends."""
+    """A process's end of the channel. It connects to tcp://HOST:PORT again if a connection ends."""
 
     def __init__(self, address: str, secret: PeerSecret, rank: int = 0):
         self.address, self.secret, self.rank = address, secret, rank
@@ -253,7 +253,7 @@ class Line:
         self.socket.connect(self.address)
 
     def send(self, buffers: list[Buffer]) -> bool:
-        """Send buffers; return whether there is a connection, to which they may be lost."""
+        """Send buffers to the trainer; return whether there is a connection: they may be lost."""
         self._look()
         if not self.socket.poll(0, zmq.POLLOUT):
             return False
@@ -278,7 +278,7 @@ class Line:
             poller.poll(1000 * (left if self.connected else min(left, RECONNECT_SECONDS[0])))
 
     def close(self) -> None:
-        """Close the socket once what was sent is on its way, for a second at most."""
+        """Close the process's socket once what was sent is on its way, for a second at most."""
         self.context.destroy(linger=1000)
 
     def _look(self) -> None:
@@ -316,7 +316,7 @@ class Line:
 
 
 def _parts(buffers: list[Buffer]) -> Iterator[Buffer]:
-    """Return how many buffers there are, then their sizes and their bytes in parts."""
+    """Return a message's buffers for the socket: how many, their sizes, their bytes in parts."""
     views = [memoryview(buffer) for buffer in buffers]
     yield struct.pack("<Q", len(views))
     sizes = struct.pack(f"<{len(views)}Q", *(view.nbytes for view in views))
@@ -325,7 +325,7 @@ def _parts(buffers: list[Buffer]) -> Iterator[Buffer]:
 
 
 def _joined(parts: list[zmq.Frame], most: int) -> list[Buffer]:
-    """Return the buffers that these parts make up, and let go of each part that is copied."""
+    """Return the message's buffers that these parts make up; let go of each part that is copied."""
     parts.reverse()
     first = parts.pop().buffer
     count = int.from_bytes(first, "little")
@@ -341,7 +341,7 @@ def _joined(parts: list[zmq.Frame], most: int) -> list[Buffer]:
 
 
 def _take_buffer(size: int, parts: list[zmq.Frame]) -> Buffer:
-    """Take a buffer's parts from the end of a list."""
+    """Take a message's buffer of parts from the end of a list."""
     buffer = np.empty(size, np.uint8) if size > PART_BYTES else None
     part: Buffer = b""
     for start in range(0, size, PART_BYTES):
@@ -394,7 +394,7 @@ class Door:
             self._peers[place] = descriptor
 
     def close(self) -> None:
-        """Stop watching."""
+        """Stop watching connections."""
         self.listening.disable_monitor()
         self._thread.join()
         self._events.close()

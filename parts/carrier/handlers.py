@@ -36,12 +36,12 @@ def tables_for_a_process(run: runfile.Run) -> dict:
 
 
 def leaves(tree: Tree) -> list[np.ndarray]:
-    """Return a tree's arrays, on the host."""
+    """Return a tree's arrays for a request's answer, on the host."""
     return [np.asarray(leaf) for leaf in jax.device_get(jax.tree.leaves(tree))]
 
 
 def trees_of(arrays: Sequence[np.ndarray], like: Mapping[str, Tree]) -> dict[str, Tree]:
-    """Return arrays as several trees, which follow each other."""
+    """Return arrays that a request brings as several trees, which follow each other."""
     trees, offset = {}, 0
     for name, tree in like.items():
         size = len(jax.tree.leaves(tree))
@@ -91,7 +91,7 @@ class Operations:
         self.before: list[np.ndarray] = []  # what it owned before its last step, where peers verify
 
     def handle(self, request: PeerRequest) -> Outcome:
-        """Do what a request asks for."""
+        """Do in the peer's process what a request asks for."""
         trees = trees_of(request.arrays, self._like(request))
         outcome = getattr(self, f"_{request.operation}")(request.values, *trees.values())
         # of a peer's several processes, the first answers for all
@@ -187,7 +187,7 @@ class Operations:
         return requests.Hashed(hash=self._hash(tree) if wanted else None)
 
     def _copied(self, tree: Tree) -> list[np.ndarray]:
-        """Return copies of a tree's arrays: the next step overwrites the device's buffers."""
+        """Return copies of a tree's arrays for an answer: the next step overwrites the device's."""
         return [np.array(leaf) for leaf in leaves(self.group.fetch(tree))]
 
     def _replica(self, *, imprecise: bool) -> Replica:

@@ -40,7 +40,7 @@ CaseResult = TypeVar("CaseResult")
 
 
 class CheckedAnswer(NamedTuple):
-    """A peer's answer, checked."""
+    """A remote peer's answer, checked."""
 
     values: Any  # the table that the operation gives
     trees: dict[str, Tree]  # by the names in the request's `like`
@@ -97,7 +97,7 @@ class RemotePeers:
 
     @property
     def present(self) -> frozenset[int]:
-        """The present peers."""
+        """The remote peers that are present."""
         return frozenset(range(self.count)) - self.absent
 
     @property
@@ -140,7 +140,7 @@ class RemotePeers:
         like: Mapping[str, Tree] | None = None,
         seconds: float | None = None,
     ) -> dict[int, CheckedAnswer]:
-        """Send each peer its request at once, and return the answers that fit their requests.
+        """Send each remote peer its request at once; return the answers that fit their requests.
 
         The requests are of one operation. The arrays of each answer are the leaves of the trees in
         `like`, one tree after the other. By default, answers may take `self.seconds`.
@@ -166,7 +166,7 @@ class RemotePeers:
     def ask_for_all(
         self, count: int, ask: Callable[[list[int]], Mapping[int, CaseResult]]
     ) -> list[CaseResult]:
-        """Ask the present peers until each of `count` cases has a result, and return the results.
+        """Ask present remote peers until each of `count` cases has a result; return the results.
 
         `ask` takes the cases without a result, asks peers about some, and returns results by case.
         """
@@ -183,18 +183,18 @@ class RemotePeers:
                 self.lose(peer, why)
 
     def lose(self, peer: int, why: str) -> None:
-        """Count a peer as absent."""
+        """Count a remote peer as absent."""
         log.info(f"train: peer {peer} is lost: {why}")
         self.absent |= {peer}
         self._renewed.discard(peer)
 
     def distrust(self, peer: int, why: str) -> None:
-        """Lose a peer for what it answered; its process may join again."""
+        """Lose a remote peer for what it answered; its process may join again."""
         self.carrier.lose(peer, why)
         self.take_losses()
 
     def agreed(self, hashes: Mapping[int, str], name: str) -> str:
-        """Return the hash that most peers give, in a tie the first one's, and lose the others."""
+        """Return the hash that most remote peers give, in a tie the first, and lose the others."""
         (most, _), *_ = Counter(hashes[peer] for peer in sorted(hashes)).most_common(1)
         for peer, digest in hashes.items():
             if digest != most:
@@ -202,14 +202,14 @@ class RemotePeers:
         return most
 
     def is_true(self, peer: int, tree: Tree, expected: str | None, name: str) -> bool:
-        """Return whether a tree has the hash that is expected, if one is; lose the peer if not."""
+        """Return whether a remote peer's tree has the expected hash, if any; lose it if not."""
         if expected is None or (digest := tree_hash(tree)) == expected:
             return True
         self.distrust(peer, f"it gave {name} {digest[:12]}, expected {expected[:12]}")
         return False
 
     def expect_any(self) -> None:
-        """Raise LockstepError if all peers are absent."""
+        """Raise LockstepError if all remote peers are absent."""
         if not self.present:
             raise LockstepError(
                 "train: all processes of peers have ended, expected at least one; their logs are "
@@ -349,7 +349,7 @@ class RemotePeers:
     # ---- State ----
 
     def own(self, peer: int) -> Tree:
-        """Return what a peer owns or, if it is absent, what it will begin with."""
+        """Return what a remote peer owns or, if it is absent, what it will begin with."""
         tree = self._shown(peer, "own", self._committed, "its own state")
         if tree is not None:
             return tree
@@ -407,7 +407,7 @@ class RemotePeers:
     # ---- What they need ----
 
     def _admit(self, peers: frozenset[int] | set[int], params: Tree, shared: Tree) -> None:
-        """Create the state that peers agree on, at processes that have arrived."""
+        """Create the state that remote peers agree on, at processes that have arrived."""
         create = requests.Create(
             run=tables_for_a_process(self.run),
             model=self.setup.model,
@@ -452,7 +452,7 @@ class RemotePeers:
         return next(valid, None)
 
     def _hash(self, what: str) -> str:
-        """The hash of a tree that all peers have alike."""
+        """The hash of a tree that all remote peers have alike."""
         if what not in self._alike:
             request = PeerRequest(requests.Extract(what=what, hash=True))
             answers = self.ask(dict.fromkeys(sorted(self.present), request))
@@ -462,7 +462,7 @@ class RemotePeers:
         return self._alike[what]
 
     def _tree(self, what: str) -> Tree:
-        """Return a tree that all peers have alike, from a present peer."""
+        """Return a tree that all remote peers have alike, from a present one."""
         like = self._like.own[0] if what == "new" else getattr(self._like, what)
         if not jax.tree.leaves(like):
             return like
@@ -526,7 +526,7 @@ def _carrier(setup: Setup, state: State, scratch: Path) -> Processes:
 
 
 def gpus_of(number: int, count: int, parts: int) -> str:
-    """Return the GPUs of a process, as CUDA names them; processes beyond their number share them.
+    """Return the GPUs of a remote peer's process, as CUDA names them; surplus processes share.
 
     Processes of all peers are numbered, the host has `count` GPUs and a process has `parts`.
     """

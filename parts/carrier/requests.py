@@ -41,7 +41,7 @@ class FrameError(Exception):
 
 
 class ArraySpec(Table):
-    """Dtype and shape of an array."""
+    """Dtype and shape of an array in a request or answer."""
 
     dtype: Literal[
         "float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8",
@@ -51,7 +51,7 @@ class ArraySpec(Table):
 
 
 class RequestHeader(Table):
-    """The header of a request."""
+    """The header of a request to a peer's process."""
 
     version: Literal[2] = PROTOCOL_VERSION
     """Version of the protocol."""
@@ -92,14 +92,14 @@ AnyHeader = TypeVar("AnyHeader", RequestHeader, AnswerHeader)
 
 
 def encode(header: RequestHeader | AnswerHeader, arrays: Sequence[np.ndarray] = ()) -> list[Buffer]:
-    """Return a header and arrays as buffers; arrays are not copied."""
+    """Return a request's header and arrays as buffers; arrays are not copied."""
     specs = tuple(ArraySpec(dtype=x.dtype.name, shape=x.shape) for x in arrays)
     text = header.model_copy(update={"arrays": specs}).model_dump_json()
     return [text.encode(), *(_raw(x) for x in arrays)]
 
 
 def decode(kind: type[AnyHeader], buffers: Sequence[Buffer]) -> tuple[AnyHeader, list[np.ndarray]]:
-    """Return the header and arrays of some buffers; the arrays are views of them, read-only."""
+    """Return the request's header and arrays of some buffers; arrays are views, read-only."""
     most = REQUEST_HEADER_BYTES if kind is RequestHeader else ANSWER_HEADER_BYTES
     if not buffers or len(buffers[0]) > most:
         raise FrameError(f"{len(buffers)} buffers, expected a header of at most {most} bytes")
@@ -116,7 +116,7 @@ AnyValues = TypeVar("AnyValues", bound=Table)
 
 
 def checked(kind: type[AnyValues], values: dict[str, Any], name: str) -> AnyValues:
-    """Return the values of a header as a table."""
+    """Return the values of a request's header as a table."""
     try:
         return kind.model_validate(values)
     except ValidationError as error:
@@ -124,7 +124,7 @@ def checked(kind: type[AnyValues], values: dict[str, Any], name: str) -> AnyValu
 
 
 def _first(error: ValidationError) -> str:
-    """The first thing that is wrong: where, and what."""
+    """The first thing in a request or answer that is wrong: where, and what."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     where = brief(".".join(map(str, first["loc"])))
     return f"{where}: {brief(first['msg'])}" if where else brief(first["msg"])
@@ -303,7 +303,7 @@ class PeerRequest(NamedTuple):
 
     @property
     def operation(self) -> str:
-        """The operation's name."""
+        """The name of the requested operation."""
         return NAME_OF[type(self.values)]
 
     @classmethod
@@ -331,7 +331,7 @@ class PeerRequest(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Result of an operation."""
+    """The result of a requested operation."""
 
     values: Table = NoValues()  # as the operation gives it
     arrays: Sequence[np.ndarray] = ()

@@ -43,7 +43,7 @@ Reader = Callable[[dict], runfile.Run]  # of the tables of a run
 
 
 class Rank(NamedTuple):
-    """Which of the processes of one peer a process is."""
+    """Which of the processes of one peer a sidecar is."""
 
     number: int = 0  # process 0 answers for all
     count: int = 1
@@ -80,17 +80,17 @@ class PeerProcess:
         self._last: tuple[tuple[str, int], list[Buffer]] | None = None
 
     def hello(self) -> list[Buffer]:
-        """Return the message of a process that waits for a request."""
+        """Return the message of a sidecar that waits for a request."""
         hello = requests.Hello(peer=self.peer, pid=os.getpid(), gang=self.rank.address)
         header = AnswerHeader(process=self.name, says="hello", values=hello.model_dump(mode="json"))
         return encode(header)
 
     def leave(self) -> list[Buffer]:
-        """Return the message of a process that wants to leave the run."""
+        """Return the message of a sidecar that wants to leave the run."""
         return encode(AnswerHeader(process=self.name, says="leave"))
 
     def answer(self, buffers: list[Buffer]) -> list[Buffer] | None:
-        """Return the answer to a request; None if it is to exit. An error is one line of it.
+        """Return the sidecar's answer to a request; None if it is to exit. An error is one line.
 
         A request that comes again, because a connection lost it or its answer, is answered again.
         """
@@ -122,7 +122,7 @@ class PeerProcess:
         return self.operations.handle(request)
 
     def _create(self, create: requests.Create, gang: str) -> "Operations":
-        """Prepare this process for the run, once: JAX reads its settings when it is imported."""
+        """Prepare this sidecar for the run, once: JAX reads its settings when it is imported."""
         run = self.read(create.run)
         if self.operations is not None and gang != self._gang:
             raise LockstepError(
@@ -169,7 +169,7 @@ class PeerProcess:
 
 
 def serve(sidecar: PeerProcess, line: Line, wait_seconds: float = WAIT_SECONDS) -> None:
-    """Answer requests until one asks to exit, or until a leaving peer is no longer needed."""
+    """Answer requests until the sidecar is asked to exit, or its peer leaves and is not needed."""
     asked_to_leave: list[float] = []
 
     def leave(number: int, frame: FrameType | None) -> None:
@@ -226,7 +226,7 @@ class _TrainerWatch:
 
 
 def end_with(parent: int) -> None:
-    """End this process when the trainer that started it is gone."""
+    """End this sidecar when the trainer that started it is gone."""
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -237,7 +237,7 @@ def end_with(parent: int) -> None:
 
 
 def end_by_signals() -> None:
-    """End this process some time after a signal, even while it computes and cannot hear of it."""
+    """End this sidecar some time after a signal, even while it computes and hears nothing."""
     reader, writer = socket.socketpair()
     writer.setblocking(False)
     signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
@@ -264,7 +264,7 @@ def main(  # noqa: PLR0913 - each is an option
     wait: float = WAIT_SECONDS,
     parent_pid: int = 0,
 ) -> None:
-    """Be the process of one peer, with the options of `lockstep sidecar`."""
+    """Be a sidecar, the process of one peer, with the options of `lockstep sidecar`."""
     address = endpoint(connect)
     keys = PeerSecret.read(secret)
     if backend not in ("cpu", "cuda"):

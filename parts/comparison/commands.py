@@ -72,7 +72,7 @@ def _loaded(file: Path) -> "tuple[Compare, Run]":
 
 
 def _plan(file: Path, path: Path) -> None:
-    """Write the list of trainings, and print their number and about how long they take."""
+    """Write a comparison's list of trainings; print their number and about how long they take."""
     from parts.comparison.trainings import changed, needed, trainings
 
     comparison, base = _loaded(file)
@@ -110,7 +110,7 @@ def _planned(comparison: "Compare", path: Path) -> dict[str, dict[str, Any]]:
 def _name(
     comparison: "Compare", base: "Run", job: "PlannedTraining", needs: list[str], keys: TrainKeys
 ) -> str:
-    """Return a training's name, by all that its result depends on; `keys` gains its key."""
+    """Return the name of a comparison's training, by all that its result depends on; adds a key."""
     from parts.comparison.compare_file import NO_FAILURE
     from parts.comparison.train import keys_of
     from parts.comparison.trainings import Decided, digest, document, text
@@ -125,7 +125,7 @@ def _name(
 
 
 def _hours(base: "Run", tokens: int) -> str:
-    """Return a line on how long so many tokens take, over all peers."""
+    """Return a line on how long a comparison's tokens take, over all peers."""
     import numpy as np
 
     from pipeline.preflight.model import model_of_run
@@ -146,7 +146,7 @@ def _hours(base: "Run", tokens: int) -> str:
 
 
 def _document(comparison: "Compare", base: "Run", entry: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the run file of a planned training, decided by the results that it needs.
+    """Return the run file of a comparison's training, decided by the results that it needs.
 
     None: the search is over before it.
     """

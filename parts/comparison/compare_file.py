@@ -155,5 +155,5 @@ class Compare(Table):
 
 
 def load(path: Path) -> Compare:
-    """Read a comparison."""
+    """Read a file of a comparison, such as params/compare.toml."""
     return validate(Compare, read_toml(path), str(path))

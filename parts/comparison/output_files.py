@@ -33,7 +33,7 @@ TEMPLATE = "methods.html.jinja"
 
 
 def write(file: Path, compare: Compare, table: Sequence[Row], code: str) -> list[Path]:
-    """Write the table in each form, and the plots; return the files.
+    """Write the comparison's table in each form, and the plots; return the files.
 
     They are named for the comparison's `file`; `code` stands for the code that trained, for people.
     """
@@ -65,14 +65,14 @@ def write(file: Path, compare: Compare, table: Sequence[Row], code: str) -> list
 
 
 def _results(compare: Compare, table: Sequence[Row]) -> Iterator[tuple[dict[str, Any], dict]]:
-    """Yield the name and the result of each training, one for each row and seed."""
+    """Yield the name and result of each compared training, one for each row and seed."""
     for row in table:
         for number, seed in zip(compare.seeds, row.seeds, strict=True):
             yield {"method": row.method, "failure": row.failure, "seed": number}, seed
 
 
 def markdown(compare: Compare, table: Sequence[Row], code: str) -> Iterator[str]:
-    """Yield the lines of the tables for people, and the conclusions from them."""
+    """Yield the lines of a comparison's Markdown: the tables, and the conclusions from them."""
     yield shown(made_of(compare, table, code))
     for heads, rows in tables(compare, table):
         yield ""
@@ -86,12 +86,12 @@ def markdown(compare: Compare, table: Sequence[Row], code: str) -> Iterator[str]
 
 
 def _cell(text: str) -> str:
-    """Return a cell's text, which starts no other cell and steers no terminal."""
+    """Return a Markdown cell's text, which starts no other cell and steers no terminal."""
     return shown(text).replace("|", r"\|")
 
 
 def as_csv(records: Sequence[dict[str, Any]]) -> str:
-    """Return records as CSV, with a column for each name that any of them has."""
+    """Return a comparison's records as CSV, with a column for each name that any of them has."""
     text = io.StringIO()
     names = dict.fromkeys(name for record in records for name in record)
     writer = csv.DictWriter(text, list(names), lineterminator="\n")

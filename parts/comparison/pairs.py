@@ -24,7 +24,7 @@ class Difference(NamedTuple):
 
     @property
     def told_apart(self) -> bool:
-        """Whether the test of all pairs together shows that one is better."""
+        """Whether the test of all pairs together tells the two rows apart."""
         return self.holm is not None and self.holm <= 1 - LEVEL
 
     def __str__(self) -> str:
@@ -96,7 +96,7 @@ def moderated(gaps_PS: np.ndarray, rows: int) -> tuple[np.ndarray, float]:
 
 
 def prior(variances: Sequence[float] | np.ndarray, freedom: int) -> tuple[float, float]:
-    """Return the degrees of freedom d0 and the variance s0^2 that variances are shrunk towards.
+    """Return d0 and s0^2, degrees of freedom and variance, to which pairs' variances are shrunk.
 
     By the moments of z = log s^2, with d degrees of freedom each:
 
@@ -120,7 +120,7 @@ def prior(variances: Sequence[float] | np.ndarray, freedom: int) -> tuple[float,
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Return p-values adjusted by Holm: not above 0.05 with chance 0.05 where nothing differs.
+    """Return pairs' p-values adjusted by Holm: at most 0.05 with chance 0.05 if nothing differs.
 
     With m of them in ascending order, the i-th is the largest of (m - j + 1) p_j for j <= i
     (Holm 1979, "A simple sequentially rejective multiple test procedure").

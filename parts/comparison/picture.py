@@ -30,7 +30,7 @@ HEIGHT, OF_A_NAME = 3.1, 0.2  # inches
 
 
 def draw(table: Sequence[Row]) -> bytes:
-    """Return the two plots as a PNG that is legible at 830 pixels, as on GitHub.
+    """Return the comparison's picture, two plots as a PNG that is legible at 830 pixels.
 
     A row has the same colour, marker and name in both. Bands and bars are standard deviations of
     the seeds. Rows of which a seed diverged are left out.
@@ -60,7 +60,7 @@ def draw(table: Sequence[Row]) -> bytes:
 
 
 def _trained(rows: Sequence[Row]) -> str:
-    """Return who trained what on how much, and what the plots show of its seeds."""
+    """Return who trained what on how much, and what the picture shows of its seeds."""
     if not rows:
         return "No method has a loss."
     params, seeds = rows[0].first("parameters"), len(rows[0].seeds)
@@ -75,7 +75,7 @@ def _trained(rows: Sequence[Row]) -> str:
 
 
 def _by_tokens(axes: Axes, rows: Sequence[Row]) -> list[Annotation]:
-    """Draw the rows' curves; return the names beside their ends."""
+    """Draw the picture's curves by tokens; return the names beside their ends."""
     axes.set_xlabel("tokens, all peers together")
     axes.xaxis.set_major_formatter(EngFormatter(""))
     axes.margins(x=0.02)
@@ -101,7 +101,7 @@ def _by_tokens(axes: Axes, rows: Sequence[Row]) -> list[Annotation]:
 
 
 def _by_bytes(axes: Axes, rows: Sequence[Row]) -> list[Annotation]:
-    """Draw the rows' ends, by bytes on a logarithmic axis; return the names beside them."""
+    """Draw the picture's ends by bytes, on a logarithmic axis; return the names beside them."""
     axes.set_xlabel("sent by each peer until the end (logarithmic)")
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(EngFormatter("B"))
@@ -119,7 +119,7 @@ def _by_bytes(axes: Axes, rows: Sequence[Row]) -> list[Annotation]:
 
 
 def _name(axes: Axes, row: Row, x: float, color: str, left: bool = False) -> Annotation:
-    """Write a row's name beside its end, joined to it by a thread."""
+    """Write a row's name in the picture beside its end, joined to it by a thread."""
     style: dict[str, Any] = {"va": "center", "ha": "right" if left else "left"}
     style["bbox"] = {"fc": "white", "ec": "none", "alpha": 0.7, "pad": 0}
     style["arrowprops"] = {"arrowstyle": "-", "color": color, "lw": 0.7, "relpos": (left, 0.5)}
@@ -128,7 +128,7 @@ def _name(axes: Axes, row: Row, x: float, color: str, left: bool = False) -> Ann
 
 
 def _move_apart(names: Sequence[Annotation]) -> None:
-    """Move names up until none lies on one below it, or on the end of a line."""
+    """Move the picture's names up until none lies on one below it, or on the end of a line."""
     ends = [name.axes.transData.transform(name.xy) for name in names]
     taken = [Bbox([end - 10, end + 10]) for end in ends]
     for name in sorted(names, key=lambda name: name.xy[1]):

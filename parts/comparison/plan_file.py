@@ -25,7 +25,7 @@ CODE = (
 
 
 def plan_path(compare_file: Path = COMPARE_FILE) -> Path:
-    """Return the plan's path: another one for another comparison, base (or its base) or code."""
+    """Return the path of a comparison's plan: another for another comparison, base or code."""
     base = Path(str(read_toml(compare_file).get("base", "")))
     content = [digest_of_source(PROJECT / name) for name in CODE]
     files = compare_file, *(chain(base) if base.is_file() else ())
@@ -34,17 +34,17 @@ def plan_path(compare_file: Path = COMPARE_FILE) -> Path:
 
 
 def table_path(compare_file: Path, ending: str) -> Path:
-    """Return a file of the table of a comparison, in one of its forms."""
+    """Return a file of the planned comparison's table, in one of its forms."""
     return FOLDER / f"{compare_file.stem}{ending}"
 
 
 def name_of(compare_file: Path) -> str:
-    """Return a comparison's name in its table: the file's path relative to here."""
+    """Return the name of a planned comparison's table: the file's path relative to here."""
     return os.path.relpath(compare_file)
 
 
 def check_tables_are_of(compare_file: Path) -> None:
-    """Check that no table here belongs to another file of the same name."""
+    """Check that no table here belongs to another compare file of the same name."""
     path, name = table_path(compare_file, ".json"), name_of(compare_file)
     if path.is_file() and (owner := read_json(path).get("file")) not in (None, name):
         raise LockstepError(

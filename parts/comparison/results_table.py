@@ -18,7 +18,7 @@ WHOLE = 32  # bits per parameter and local step, of whole gradients
 
 
 class Row(NamedTuple):
-    """A method under a failure, at the best of its search."""
+    """A row of the results' table: a method under a failure, at the best of its search."""
 
     method: str
     label: str  # what people call it
@@ -29,27 +29,27 @@ class Row(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The method, and what went wrong, if anything did."""
+        """A row's name: the method, and what went wrong, if anything did."""
         return self.method if self.failure == NO_FAILURE else f"{self.method}, {self.failure}"
 
     @property
     def losses(self) -> list[float]:
-        """Held-out losses of the seeds that did not diverge, nats per token."""
+        """Held-out losses of the row's seeds that did not diverge, nats per token."""
         return [seed["loss"] for seed in self.seeds if seed["loss"] is not None]
 
     @property
     def mean(self) -> float:
-        """The mean of the losses; infinite if a seed diverged."""
+        """The mean of the row's losses; infinite if a seed diverged."""
         complete = len(self.losses) == len(self.seeds)
         return statistics.fmean(self.losses) if complete else math.inf
 
     @property
     def spread(self) -> float | None:
-        """The standard deviation of the losses; None for fewer than two."""
+        """The standard deviation of the row's losses; None for fewer than two."""
         return statistics.stdev(self.losses) if len(self.losses) > 1 else None
 
     def total(self, column: str) -> float:
-        """Return the last value of a column of the first seed's curve, such as bytes_up.
+        """Return the last value of a column of the row's first seed's curve, such as bytes_up.
 
         NaN where each seed diverged.
         """
@@ -57,17 +57,17 @@ class Row(NamedTuple):
         return float(curve[-1][column]) if curve else math.nan
 
     def bits(self, column: str) -> float | None:
-        """Return the bits per parameter and local step of a round's bytes, sent or received."""
+        """Return the row's bits per parameter and local step of a round, sent or received."""
         sent, params = self.first(column), self.first("parameters")
         return None if sent is None else 8 * sent / (params * self.local_steps or math.nan)
 
     def first(self, name: str) -> Any:
-        """Return what the first seed that did not diverge has under a name."""
+        """Return what the row's first seed that did not diverge has under a name."""
         return next((seed[name] for seed in self.seeds if seed["loss"] is not None), None)
 
     @property
     def curve(self) -> list[Ended]:
-        """The means of the seeds' measures; none where a seed diverged."""
+        """The means of the row's seeds' measures; none where a seed diverged."""
         curves = [seed.get("curve", ()) for seed in self.seeds]
         if len({*map(len, curves)}) > 1:
             return []
@@ -78,7 +78,7 @@ class Row(NamedTuple):
 
 
 def reached(curve: Sequence[Ended], loss: float) -> Ended | None:
-    """Return the measure at which a curve first has a loss, linearly between two, or None."""
+    """Return a row's measure where its curve first has a loss, linearly between two, or None."""
     for before, after in zip(curve, curve[1:], strict=False):
         if before["loss"] <= loss:  # it began there
             return before
@@ -105,7 +105,7 @@ def rows(compare: Compare, results: Mapping[PlannedTraining, Ended]) -> list[Row
 
 
 def plain_rows(table: Sequence[Row]) -> list[Row]:
-    """Return the rows without failures."""
+    """Return the table's rows without failures."""
     return [row for row in table if row.failure == NO_FAILURE]
 
 
@@ -152,7 +152,7 @@ def whole_gradients(table: Sequence[Row]) -> Row | None:
 
 
 def at_equal_loss(row: Row, reference: Row | None) -> dict[str, float | None]:
-    """Return what a reference needs for a row's loss: in all, as a ratio to the row's, its spread.
+    """Return what a reference row needs for a row's loss: in all, as a ratio, its spread.
 
     Of bytes, tokens and simulated seconds. The ratio is of the means: where the reference's mean
     curve first has the row's mean loss. The spread is the standard deviation of the seeds' own
@@ -178,7 +178,7 @@ def at_equal_loss(row: Row, reference: Row | None) -> dict[str, float | None]:
 
 
 def record(compare: Compare, row: Row, table: Sequence[Row]) -> dict[str, Any]:
-    """Return a row's numbers: losses in nats per token, sizes in bytes, times in seconds."""
+    """Return the numbers of a table's row: losses in nats, sizes in bytes, times in seconds."""
     took, (scored, of) = row.first(TRAINED), row.first("held_out_rows") or (None, None)
     return {
         "method": row.method,
@@ -219,7 +219,7 @@ def record(compare: Compare, row: Row, table: Sequence[Row]) -> dict[str, Any]:
 
 
 def made_of(compare: Compare, table: Sequence[Row], code: str) -> str:
-    """Return how the trainings were done; `code` begins with what a seed draws."""
+    """Return how the trainings in the table were done; `code` begins with what a seed draws."""
     params = next((row.first("parameters") for row in table if row.losses), None)
     ratio = "" if params is None else f", {compare.tokens / params:.2g} for each parameter"
     tokens = [row.first("tokens") for row in plain_rows(table) if row.losses] or [compare.tokens]
@@ -279,7 +279,7 @@ def tables(compare: Compare, table: Sequence[Row]) -> Iterator[TextTable]:
 
 
 def _cells(row: Row, numbers: Mapping[str, Any], behind: Difference | None) -> dict[str, str]:
-    """Return a row's cells by the heads above them."""
+    """Return the cells of a table's row by the heads above them."""
     return {
         "tuned": _values(row.found, row.found.tuned),
         "stated": _values(row.found, [k for k in row.found.values if k not in row.found.tuned]),

@@ -27,13 +27,13 @@ class Found(NamedTuple):
 
 
 def limit(key: str) -> float:
-    """Return what a key's values stay below: 1, or infinity."""
+    """Return what a searched key's values stay below: 1, or infinity."""
     has_limit = key.endswith(NEAR_1 + BELOW_1) and not key.endswith("weight_decay")
     return 1.0 if has_limit else math.inf
 
 
 def value(key: str, start: float, doublings: float) -> float:
-    """Return a key's value, `doublings` doublings from its start."""
+    """Return a searched key's value, `doublings` doublings from its start."""
     factor = 2.0**doublings
     lacks = limit(key) == 1.0 and key.endswith(NEAR_1)  # what it lacks to 1 is what doubles
     result = 1.0 - (1.0 - start) / factor if lacks else start * factor
@@ -41,12 +41,12 @@ def value(key: str, start: float, doublings: float) -> float:
 
 
 def values(start: Mapping[str, float], point: Point) -> dict[str, float]:
-    """Return the values of all keys at a point."""
+    """Return the values of all searched keys at a point."""
     return {key: value(key, start[key], by) for key, by in zip(start, point, strict=True)}
 
 
 def next_point(start: Mapping[str, float], tried: Mapping[Point, float | None]) -> Point | None:
-    """Return the point after those tried, with their losses; None: the best is bracketed.
+    """Return the search's next point after those tried, with losses; None: the best is bracketed.
 
     The loss of a training that diverged is None.
     """
@@ -76,7 +76,7 @@ def found(start: Mapping[str, float], tried: Mapping[Point, float | None]) -> Fo
 
 
 def best_point(tried: Mapping[Point, float | None]) -> Point:
-    """Return the point of the lowest loss, the first of equals."""
+    """Return the searched point of the lowest loss, the first of equals."""
     losses = {point: math.inf if loss is None else loss for point, loss in tried.items()}
     return min(losses, key=losses.__getitem__)
 

@@ -35,7 +35,7 @@ PATIENCE = 86400.0  # seconds that a training waits for another that makes the s
 
 
 def keys_of(content: str, *stages: str) -> list[str]:
-    """Return the keys of stages for a run file that is not written yet."""
+    """Return the stages' keys for a comparison's training whose run file is not written yet."""
     with tempfile.TemporaryDirectory() as folder:
         run_file = Path(folder, "run.toml")
         run_file.write_text(content, encoding="utf-8")
@@ -44,7 +44,7 @@ def keys_of(content: str, *stages: str) -> list[str]:
 
 
 def trained(tables: dict[str, Any]) -> dict[str, Any]:
-    """Return the result of a training; run it unless the result is stored."""
+    """Return the result of a comparison's training; run it unless the result is stored."""
     content = text(tables)
     key, *of_inputs = keys_of(content, "train", *INPUTS)
     done, root = FOLDER / "done" / f"{key}.json", FOLDER / "runs" / key
@@ -69,7 +69,7 @@ def _link_inputs(run_file: Path, root: Path, inputs: Path) -> None:
 
 
 def _train(run_file: Path, root: Path) -> dict[str, Any]:
-    """Train, and return the result; the loss is None if it diverged."""
+    """Train for a comparison, and return the result; the loss is None if it diverged."""
     goes_on = (root / "data" / "runs").is_dir()
     began = time.perf_counter()
     try:
@@ -107,7 +107,7 @@ def _train(run_file: Path, root: Path) -> dict[str, Any]:
 
 
 def _run(stage: str, run_file: Path, root: Path) -> int:
-    """Run a stage, and return its peak memory.
+    """Run a stage of a comparison's training, and return its peak memory.
 
     Raises:
       DivergedError: The training diverged, by the exit status.

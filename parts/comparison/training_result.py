@@ -30,7 +30,7 @@ Trained = create_model(
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the result of a training as it was written; one that diverged has no loss."""
+    """Return a training's result as it was written; one that diverged has no loss."""
     content = read_sealed(path, path)
     if content.get("loss", 0) is not None:
         validate(Trained, content, str(path))

@@ -45,7 +45,7 @@ class PlannedTraining(NamedTuple):
 
     @property
     def label(self) -> str:
-        """What people call it."""
+        """What people call the comparison's training."""
         if self.trial is not None:
             return f"{self.method}, training {self.trial + 1} of its search"
         failure = "" if self.failure == NO_FAILURE else f", {self.failure}"
@@ -53,7 +53,7 @@ class PlannedTraining(NamedTuple):
 
 
 def trials(compare: Compare, method: str) -> list[PlannedTraining]:
-    """Return the trainings that tune a method."""
+    """Return the comparison's trainings that tune a method."""
     count = compare.tuning.trainings if compare.tuning.trainings > 1 else 0
     return [PlannedTraining(method, number, compare.tuning.seed) for number in range(count)]
 
@@ -69,7 +69,7 @@ def trainings(compare: Compare) -> Iterator[PlannedTraining]:
 
 
 def needed(compare: Compare, training: PlannedTraining) -> list[PlannedTraining]:
-    """Return the trainings whose results a training follows from, in their order."""
+    """Return the trainings whose results one of a comparison follows from, in their order."""
     before = trials(compare, training.method)
     if training.trial is not None:
         return before[: training.trial]
@@ -79,7 +79,7 @@ def needed(compare: Compare, training: PlannedTraining) -> list[PlannedTraining]
 
 
 class Decided(NamedTuple):
-    """What the results before a training decided for it."""
+    """What the results before a comparison's training decided for it."""
 
     values: dict[str, float]  # of the keys that are searched
     round_seconds: float | None = None  # of a round without failures, where one is to be
@@ -114,7 +114,7 @@ def decided(
 
 
 def card_of_method(compare: Compare, name: str, values: Mapping[str, float]) -> Card:
-    """Return a method's optimizer, with its settings and values of keys that are searched.
+    """Return a compared method's optimizer, with its settings and searched keys' values.
 
     Raises:
       LockstepError: They make no table of this optimizer.
@@ -169,7 +169,7 @@ def document(
 
 
 def by_seed(base: runfile.Run, split_size: int) -> str:
-    """Return in words what a seed draws in runs, on a split, or half, of so many rows."""
+    """Return in words what a compared seed draws in runs, on a split, or half, of so many rows."""
     llm = base.llm.model_dump(mode="json")
     shuffles = [x.get("shuffle") for x in llm["data_location"].values() if isinstance(x, dict)]
     drawn = ["weights"] if "Init" in llm["checkpoint"] else []
@@ -181,12 +181,12 @@ def by_seed(base: runfile.Run, split_size: int) -> str:
 
 
 def text(tables: dict[str, Any]) -> str:
-    """Return the run file of tables: the same bytes for the same tables."""
+    """Return a training's run file of tables: the same bytes for the same tables."""
     return tomlkit.dumps(tables, sort_keys=True)
 
 
 def digest(*parts: object) -> str:
-    """Return a name for what a training depends on."""
+    """Return a name for what a comparison's training depends on."""
     content = json.dumps(parts, sort_keys=True, default=str)
     return hashlib.sha256(content.encode()).hexdigest()[:12]
 
@@ -217,7 +217,7 @@ def changed(base: runfile.Run, compare: Compare) -> runfile.Run:
 
 
 def _seed(tables: dict[str, Any], seed: int) -> None:
-    """Set the seed of the weights, of the data's order and of the assignment."""
+    """Set a training's seed: of the weights, of the data's order and of the assignment."""
     llm = tables["model"]["LLM"]
     tables["peers"]["seed"] = seed
     if "Init" in llm["checkpoint"]:

@@ -118,7 +118,7 @@ def new(  # noqa: PLR0913 - each is an option
 
 
 def _make(answers: Answers, like: Path | None, root: Path, force: bool) -> None:
-    """Ask for what is missing, and write the run file."""
+    """Ask for what a new run file lacks, and write it."""
     from parts.new.run_tables import checked
     from parts.new.starting_model import model_named
 
@@ -157,7 +157,7 @@ def _new_file(answer: str | Path, force: bool) -> Path:
 
 
 def _ask_missing(answers: Answers, needed: Iterable[str], check: Callable) -> Answers:
-    """Ask for missing answers in a terminal; ask again after an impossible one."""
+    """Ask for a new run's missing answers in a terminal; again after an impossible one."""
     missing = [name for name in needed if answers[name] is None]
     if not sys.stdin.isatty():
         needs = [name for name in missing if name not in BY_DEFAULT]
@@ -184,7 +184,7 @@ def _ask_missing(answers: Answers, needed: Iterable[str], check: Callable) -> An
 
 
 def _refused_by(check: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Return a prompt's callback for an answer; the prompt asks again if `check` refuses it."""
+    """Return a new run's callback for an answer; the prompt asks again if `check` refuses it."""
 
     def checked(answer: str) -> Any:
         try:
@@ -196,7 +196,7 @@ def _refused_by(check: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 def _refuse(answers: Answers, names: Iterable[str], why: str) -> None:
-    """Check that none of these options is given."""
+    """Check that none of these options of `new` is given."""
     for name in names:
         if answers[name] is not None:
             raise LockstepError(f"--{name.replace('_', '-')}: expected none {why}")
@@ -267,7 +267,7 @@ def _write(
     reasons: "Reasons",
     head: list[str],
 ) -> None:
-    """Write a run file, and print what was chosen and what plan and check report on it."""
+    """Write a new run file, and print what was chosen and what plan and check report on it."""
     from lockstep.files import write_named
     from pipeline import runfile
     from pipeline.preflight import commands as preflight

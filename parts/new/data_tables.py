@@ -39,7 +39,7 @@ class NewData(NamedTuple):
 
 
 class LocationKind(NamedTuple):
-    """A kind of data location."""
+    """A kind of data location that `--data` may mean."""
 
     form: str  # what a user writes
     fits: Callable[[str], object]  # whether what a user wrote is one
@@ -58,7 +58,7 @@ def data_named(name: str, model: StartingModel) -> NewData:
 
 
 def beside(name: str) -> list[str]:
-    """Return what lies in the folder in which a path would be, named as the path is."""
+    """Return what of the data lies in the folder in which a path would be, named as the path."""
     folder, slash, _ = name.rpartition("/")
     with suppress(OSError, ValueError):
         inside = islice(Path(folder or slash).expanduser().iterdir(), 1000)
@@ -75,7 +75,7 @@ def _has(name: str, *endings: str) -> bool:
 
 
 def _has_rows(name: str) -> bool:
-    """Return whether a folder has parquet files of token ids, not of text."""
+    """Return whether a folder of `--data` has parquet files of token ids, not of text."""
     first = next(iter(sorted(Path(name).expanduser().rglob("*.parquet"))), None)
     if first is None:
         return False
@@ -97,7 +97,7 @@ def _is_text(name: str) -> bool:
 
 
 def _tokens(model: StartingModel) -> dict[str, Any]:
-    """Return the size of a stored token: two bytes, unless the vocabulary needs more."""
+    """Return the size of the data's stored token: two bytes, unless the vocabulary needs more."""
     most = model.config["vocab_size"]
     return {"token_size_in_bytes": "TwoBytes" if most <= MOST_VOCABULARY else "FourBytes"}
 
@@ -134,14 +134,14 @@ def _text(name: str, model: StartingModel) -> NewData:
 
 
 def _usual_ending(name: str) -> str:
-    """Return the ending that most files of a folder have, such as .md."""
+    """Return the ending that most files of a data folder have, such as .md."""
     files = (path for path in Path(name).expanduser().rglob("*") if path.is_file())
     endings = Counter(path.suffix for path in files if path.suffix)
     return max(endings, key=lambda ending: (endings[ending], ending), default=".txt")
 
 
 def _documents(name: str, model: StartingModel) -> NewData:
-    """Return the table for documents anywhere; `owner/name:SUBSET` is a hub dataset's subset."""
+    """Return the data table for documents anywhere; `owner/name:SUBSET` is a hub subset."""
     tokens, in_tokens = _tokenizer(model)
     source, _, subset = name.partition(":") if SUBSET.fullmatch(name) else (name, "", "")
     table = {"source": source, **({"subset": subset} if subset else {}), **tokens}
@@ -152,7 +152,7 @@ def _documents(name: str, model: StartingModel) -> NewData:
 
 
 def _tokenizer(model: StartingModel) -> tuple[dict[str, Any], str]:
-    """Return the keys of the tokenizer that text needs, and why they are so."""
+    """Return the data's keys of the tokenizer that text needs, and why they are so."""
     vocabulary = model.config["vocab_size"]
     if model.tokenizer is not None:
         pinned = {"tokenizer_revision": model.revision} if model.revision else {}
@@ -168,7 +168,7 @@ def _tokenizer(model: StartingModel) -> tuple[dict[str, Any], str]:
 
 
 def _rows(name: str, model: StartingModel) -> NewData:
-    """Return the table for rows that are not tokens, of arrays:PATH or files:FOLDER."""
+    """Return the data table for rows that are not tokens, of arrays:PATH or files:FOLDER."""
     if "workload" not in model.config:
         raise LockstepError(f"--data {name}: has no tokens, expected --workload")
     kind, _, path = name.partition(":")

@@ -22,7 +22,7 @@ FOREVER, LEAST_EPOCH = 10**9, 3600  # seconds of an epoch
 
 
 def times_that_fit(document: dict[str, Any], model: dict[str, Any], *, one_epoch: bool) -> Reasons:
-    """Raise the time limits of `[config]` in place until all messages are in time, and say why.
+    """Raise a new run's time limits in place until all messages are in time, and say why.
 
     Times that suffice stay as they are. So do all under a wall clock, whose times nobody knows.
 
@@ -42,7 +42,7 @@ def times_that_fit(document: dict[str, Any], model: dict[str, Any], *, one_epoch
 
 
 def bits_that_audit(document: dict[str, Any], model: dict[str, Any]) -> Reasons:
-    """Set `[peers] bits` in place to those of every machine, if all operations have rules.
+    """Set a new run's `[peers] bits` to those of every machine, if all operations have rules.
 
     Then an audit can be made anywhere. Return why the bits are what they are.
     """
@@ -95,7 +95,7 @@ def _load_time(run: runfile.Run, programs: Programs, config: dict[str, Any]) -> 
 
 
 def _whole_run(document: dict[str, Any], model: dict[str, Any]) -> Reasons:
-    """Make the epoch longer than the run, at the times that it has now."""
+    """Make a new run's epoch longer than the run, at the times that it has now."""
     config = document["config"]
     config["epoch_time"] = FOREVER
     seconds = plan_of(runfile.parse(document, CALLED), model).seconds

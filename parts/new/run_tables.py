@@ -48,7 +48,7 @@ class NewRun(NamedTuple):
 
     @property
     def rate(self) -> float:
-        """The highest learning rate."""
+        """The new run's highest learning rate."""
         if self.options.get("learning_rate"):
             return self.options["learning_rate"]
         if self.model.is_trained:
@@ -58,7 +58,7 @@ class NewRun(NamedTuple):
 
     @property
     def exported(self) -> str:
-        """The dtype of the exported weights: a model keeps its own."""
+        """The dtype of a new run's exported weights: a model keeps its own."""
         own = self.model.config.get("dtype") or self.model.config.get("torch_dtype")
         if dtype := self.options.get("dtype"):
             return dtype
@@ -66,7 +66,7 @@ class NewRun(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Tokens of a sequence."""
+        """Tokens of a new run's sequence."""
         longest = self.model.longest
         length = self.options.get("length") or min(longest, MOST_LENGTH)
         if length > longest:
@@ -77,7 +77,7 @@ class NewRun(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Sequences of a peer's local step: a power of two, or what a given batch has.
+        """Sequences of a new run's local step of a peer: a power of two, or as a batch has.
 
         Raises:
           LockstepError: The tokens are less than one round's; or a given batch is not the same for
@@ -98,7 +98,7 @@ class NewRun(NamedTuple):
         return 2 ** max(0, min(round(math.log2(wanted)), math.floor(math.log2(most))))
 
     def _rows_of(self, sequences: int, together: int) -> int:
-        """Return `rows` for a given batch, which `together` local steps of all peers share."""
+        """Return `rows` for a new run's batch, which `together` local steps of all peers share."""
         if sequences % together:
             raise LockstepError(
                 f"--batch {sequences}: expected a multiple of {together}, a sequence for each of "
@@ -113,28 +113,28 @@ class NewRun(NamedTuple):
 
     @property
     def batch(self) -> int:
-        """Sequences of a round, over all peers."""
+        """Sequences of a new run's round, over all peers."""
         return self.rows * self.peers * self.card.local_steps
 
     @property
     def rounds(self) -> int:
-        """The number of rounds whose tokens are nearest to the wanted number."""
+        """A new run's number of rounds, whose tokens are nearest to the wanted number."""
         return max(1, round(self.tokens / (self.batch * self.length)))
 
     @property
     def links(self) -> dict[str, float]:
-        """The wanted speeds of links, by their keys."""
+        """The new run's wanted speeds of links, by their keys."""
         names = {"upload_mbps": "uplink", "download_mbps": "downlink"}
         return {key: self.options[name] for key, name in names.items() if self.options.get(name)}
 
     @property
     def seed(self) -> int | None:
-        """Seed of fresh weights, of the order of the data and of the peers; None by default."""
+        """A new run's seed of fresh weights, of the data's order and of the peers, or None."""
         return self.options.get("seed")
 
     @property
     def devices_of_a_peer(self) -> int:
-        """The number of GPUs that share a peer's params."""
+        """The number of GPUs that share a peer's params in a new run."""
         return self.gpus // self.peers if self.gpus and self.gpus % self.peers == 0 else 1
 
 
@@ -147,7 +147,7 @@ def new_run(answers: Mapping[str, Any], model: StartingModel) -> NewRun:
 
 
 def card_named(name: str) -> Card:
-    """Return the card that --optimizer names."""
+    """Return the card that --optimizer of a new run names."""
     if card := card_of(name):
         return card
     raise LockstepError(f"--optimizer {name}: expected one of {choices(CARDS, name)}")
@@ -156,7 +156,7 @@ def card_named(name: str) -> Card:
 def checked(
     name: str, answer: Any, answers: Mapping[str, Any], model_of: Callable[[str], StartingModel]
 ) -> Any:
-    """Return the value of an answer to a question, given the answers to those before it."""
+    """Return the checked answer to a new run's question, given the answers before it."""
     answers = {**answers, name: answer}
     if name == "model":
         model_of(answer)
@@ -181,14 +181,14 @@ def _whole_number(answer: str | int, least: int, most: int) -> int:
 
 
 def number(tokens: str) -> int:
-    """Return a number of tokens, as 1B."""
+    """Return a new run's number of tokens, as 1B."""
     if not 1 <= (number := number_of(tokens)) <= MOST_TOKENS:
         raise LockstepError(f"--tokens {tokens}: expected a number from 1 to 1e15, {AS_WRITTEN}")
     return int(number)
 
 
 def tables(new: NewRun) -> dict[str, Any]:
-    """Return the tables of the run file, with times that may still be too short."""
+    """Return the tables of the new run file, with times that may still be too short."""
     fewest = max(1, new.peers - 1)
     limit = {"steps": new.rounds, "batch": new.batch, "max_seq_len": new.length}
     return {
@@ -246,7 +246,7 @@ def _model(new: NewRun) -> dict[str, Any]:
 
 
 def _seeded(variant: Any, seed: int | None) -> Any:
-    """Return a checkpoint or a data location with another seed, if it has one."""
+    """Return a new run's checkpoint or data location with another seed, if it has one."""
     if seed is None or isinstance(variant, str):
         return variant
     ((tag, table),) = variant.items()
@@ -281,17 +281,17 @@ def _peers(new: NewRun) -> dict[str, Any]:
 
 
 def head_tokens(vocabulary: int) -> int:
-    """Return for how many tokens a GPU makes logits at a time: at most `LOGITS_GPU`, if it can."""
+    """Return for how many tokens a new run's GPU makes logits at a time: up to `LOGITS_GPU`."""
     return min(AT_ONCE_GPU, max(TILE, LOGITS_GPU // vocabulary // TILE * TILE))
 
 
 def divided(rows: int, most: int) -> int:
-    """Return the largest divisor of `rows` that is at most `most`, and at least 1."""
+    """Return the largest divisor of a new run's `rows` that is at most `most`, and at least 1."""
     return max(part for part in range(1, max(1, min(rows, most)) + 1) if rows % part == 0)
 
 
 def reasons(new: NewRun) -> Reasons:
-    """Return why the keys that were chosen have their values."""
+    """Return why a new run's keys that were chosen have their values."""
     length, steps = new.length, new.card.local_steps
     tokens = new.rounds * new.batch * length
     schedule = "model.LLM.lr_schedule.Cosine"
@@ -323,7 +323,7 @@ def reasons(new: NewRun) -> Reasons:
 
 
 def _why_rate(new: NewRun) -> str:
-    """Return why the learning rate has its value."""
+    """Return why a new run's learning rate has its value."""
     if new.options.get("learning_rate"):
         return "--learning-rate"
     params = f"{new.model.params / 1e6:,.4g} M"

@@ -22,7 +22,7 @@ MOST_WORDS = 2**32 - 1  # of a row
 
 
 class Suggests(Protocol):
-    """What suits a workload; None where it has no say."""
+    """What suits a workload in a new run; None where it has no say."""
 
     learning_rate: float | None  # the highest one, of AdamW
     batch: int | None  # rows of a peer's local step
@@ -31,7 +31,7 @@ class Suggests(Protocol):
 
 
 class FactsOfWorkload(Protocol):
-    """What a workload says of itself."""
+    """What a workload says of itself for a new run."""
 
     model: dict[str, Any]  # as a transcript's header has it
     params: int  # that travel
@@ -54,7 +54,7 @@ RUNS_OF_WORKLOADS = Joint[OffersNewRun]("new_run")
 
 
 def new_run(answers: Mapping[str, Any], root: Path) -> tuple[NewRun, dict[str, Any], Reasons]:
-    """Return a run of `--workload`, its tables, and why they are so.
+    """Return a new run of `--workload`, its tables, and why they are so.
 
     Raises:
       LockstepError: The class does not start, the data do not suffice, or an answer cannot be.
@@ -85,7 +85,7 @@ def new_run(answers: Mapping[str, Any], root: Path) -> tuple[NewRun, dict[str, A
 
 
 def _one_round(answers: Mapping[str, Any]) -> NewRun:
-    """Return a run of one round, with which the class is queried."""
+    """Return a run of one round, with which the workload's class is queried."""
     config, card = answers["config"], run_tables.card_named(answers["optimizer"])
     source = config.get("model")  # as workloads/hf_causal_lm.py has it, with its tokenizer
     vocabulary = (source if isinstance(source, dict) else config).get("vocab_size", 0)
@@ -135,7 +135,7 @@ def _sized(
     rows: int | None,
     suggested: Suggests,
 ) -> NewRun:
-    """Return the run with as many whole rounds as fit into its passes, or into --tokens."""
+    """Return the workload's run with as many whole rounds as fit its passes, or --tokens."""
     if not length or bool(rows) == bool(answers["tokens"]):
         raise LockstepError(
             "--tokens, --length: expected both for data whose number of rows is not known, such as "

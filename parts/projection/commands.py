@@ -89,7 +89,7 @@ def project_run(  # noqa: PLR0913 - each is an option
 
 
 def lines(swarm: "PlannedSwarm") -> Iterator[str]:
-    """Yield the table in Markdown, and its assumptions."""
+    """Yield the projection's table in Markdown, and its assumptions."""
     from parts.projection.project import (
         MEASURED,
         all_or_nothing,
@@ -137,17 +137,17 @@ def lines(swarm: "PlannedSwarm") -> Iterator[str]:
 
 
 def seconds(flag: str, text: str) -> float:
-    """Return a duration, as in 90s, 3m, 12h or 2d."""
+    """Return a duration of a projected run, as in 90s, 3m, 12h or 2d."""
     return _quantity(flag, text, SECONDS, "a duration as 90s, 3m, 12h or 2d")
 
 
 def bits_per_second(flag: str, text: str) -> float:
-    """Return a bandwidth, as in 500kbps, 100Mbps or 1Gbps."""
+    """Return a bandwidth of a projected run, as in 500kbps, 100Mbps or 1Gbps."""
     return _quantity(flag, text, BITS_PER_SECOND, "a bandwidth as 500kbps, 100Mbps or 1Gbps")
 
 
 def amount(flag: str, value: float, most: float) -> float:
-    """Return a number of things after a check that it is at most `most`."""
+    """Return a number of things in a projected run, after a check that it is at most `most`."""
     if not value <= most:  # NaN is not either
         raise LockstepError(f"{flag} {value:g}: expected a number of at most {most:g}")
     return value

@@ -19,7 +19,7 @@ DENSE = 32  # bits for each param of float32
 
 
 class ProjectedMethod(NamedTuple):
-    """A method, as far as its bytes go."""
+    """A method in a projection, as far as its bytes go."""
 
     label: str  # what people call it
     bits: float  # bits of a message for each param of the model
@@ -45,7 +45,7 @@ METHODS = (
 
 
 class PlannedSwarm(NamedTuple):
-    """A planned run: bits a second, seconds, tokens."""
+    """A planned run to project: bits a second, seconds, tokens."""
 
     peers: int
     params: float  # of the model
@@ -99,7 +99,7 @@ class Projected(NamedTuple):
 
 
 def project(swarm: PlannedSwarm) -> Iterator[Projected]:
-    """Yield the figures of each method, except those `not_summed`."""
+    """Yield the projected figures of each method, except those `not_summed`."""
     for method in METHODS:
         if method in not_summed(swarm):
             continue
@@ -119,7 +119,7 @@ def not_summed(swarm: PlannedSwarm) -> list[ProjectedMethod]:
 
 
 def sizes(swarm: PlannedSwarm, method: ProjectedMethod) -> tuple[float, float]:
-    """Return the bytes that a peer sends and receives in a round.
+    """Return the projected bytes that a peer sends and receives in a round.
 
     They are those of `links.traffic`, except for a hub of messages with different elements: it
     sends their union, of at most all messages, and at most 4 bytes for each param. If the messages
@@ -143,7 +143,7 @@ def _merged(swarm: PlannedSwarm, method: ProjectedMethod) -> int:
 
 
 def _seconds(swarm: PlannedSwarm, method: ProjectedMethod, tokens: int) -> float:
-    """Return the seconds of a round, as `train`, `simulate` and `plan` compute them."""
+    """Return a projected round's seconds, as `train`, `simulate` and `plan` compute them."""
     mbps = swarm.uplink / 1e6, swarm.downlink / 1e6
     links = _Links(swarm.tokens_per_second, swarm.latency, *mbps, swarm.topology)
     peers = range(swarm.peers)
@@ -156,17 +156,17 @@ def _seconds(swarm: PlannedSwarm, method: ProjectedMethod, tokens: int) -> float
 
 
 def available(mtbf: float, restart: float) -> float:
-    """Return the share of time that a peer is up: mtbf / (mtbf + restart)."""
+    """Return the projected share of time that a peer is up: mtbf / (mtbf + restart)."""
     return mtbf / (mtbf + restart)
 
 
 def quorum(peers: int, share: float, present: float) -> float:
-    """Return the probability that at least `share` of the peers are up at a time."""
+    """Return the projected probability that at least `share` of the peers are up at a time."""
     return at_least(math.ceil(share * peers - 1e-9), peers, present)
 
 
 def at_least(least: int, peers: int, present: float) -> float:
-    """Return the probability that at least so many of the peers are up at a time.
+    """Return the projected probability that at least so many of the peers are up at a time.
 
     sum over k >= least of C(peers, k) present^k (1 - present)^(peers - k).
     """
@@ -175,7 +175,7 @@ def at_least(least: int, peers: int, present: float) -> float:
     up, down = math.log(present), math.log1p(-present)
 
     def chance(k: int) -> float:
-        """Return the probability that exactly k are."""
+        """Return the projected probability that exactly k are up."""
         ways = math.lgamma(peers + 1) - math.lgamma(k + 1) - math.lgamma(peers - k + 1)
         return math.exp(ways + k * up + (peers - k) * down)
 

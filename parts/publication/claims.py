@@ -36,7 +36,7 @@ class VerifyOutcome(Enum):
 
 
 def table() -> str:
-    """Return the exit statuses, a line each, for `--help`."""
+    """Return the exit statuses of `verify`, a line each, for `--help`."""
     outcomes = sorted(VerifyOutcome, key=lambda outcome: outcome.status)
     return "\n\n".join(f"{o.status}  {o.word}: {o.meaning}" for o in outcomes)
 
@@ -77,15 +77,15 @@ class Verified:
 
     @property
     def outcome(self) -> VerifyOutcome:
-        """The word and the exit status."""
+        """The word and the exit status of `verify`."""
         return VerifyOutcome.CONSISTENT if self.why_not else VerifyOutcome.VERIFIED
 
     def claim(self, name: str) -> PublicClaim:
-        """Return a claim by its name."""
+        """Return a verified claim by its name."""
         return next(claim for claim in self.claims if claim.name == name)
 
     def to_json(self) -> dict[str, Any]:
-        """Return all of it, as `json.dumps` takes it: each claim by its name."""
+        """Return all that was verified, as `json.dumps` takes it: each claim by its name."""
         return {
             "reason": "; ".join(self.why_not) or None,
             "bitwise": self.bitwise,
@@ -94,7 +94,7 @@ class Verified:
 
     @property
     def text(self) -> str:
-        """The outcome, and a list of claims for each way in which they are known."""
+        """The outcome of `verify`, and a list of claims for each way in which they are known."""
         why = self.why_not or ["nothing contradicts it", *filter(None, [self.share])]
         lines = [f"{self.outcome.word}: {'; '.join(why)}"]
         for kind, heading in HEADINGS.items():

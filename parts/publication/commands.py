@@ -55,7 +55,7 @@ class OffersVerification(Protocol):
     OPTIONS: Collection[str]
 
     def is_run(self, source: str, network: "NetSettings") -> bool:
-        """Return whether an address is that of such a run."""
+        """Return whether an address is that of a run in a store, to be verified."""
 
     def verify(  # noqa: PLR0913
         self,
@@ -69,7 +69,7 @@ class OffersVerification(Protocol):
         network: "NetSettings",
         max_gb: int,
     ) -> tuple[bool, list["PublicClaim"], list[str], str]:
-        """Return what `Verified` consists of."""
+        """Return what `Verified` consists of, of a run in a store."""
 
 
 STORED_VERIFICATIONS = Joint[OffersVerification]("stored_verification")
@@ -254,7 +254,7 @@ def _attest(
     outcome: VerifyOutcome,
     result: dict[str, Any],
 ) -> None:
-    """Write the outcome, unless nothing was decided."""
+    """Write the outcome of `verify`, unless nothing was decided."""
     if outcome not in DECIDED or not listings:
         print(f"verify: {path}: not written, since nothing was decided", file=sys.stderr)
         return
@@ -280,7 +280,7 @@ def _outcome(error: Exception) -> VerifyOutcome:
 
 
 def _is_of_this_machine(error: BaseException) -> bool:
-    """Return whether an error says something of this machine alone: its disk, folders or memory."""
+    """Return whether `verify`'s error says something of this machine alone."""
     if isinstance(error, RuntimeError):
         return NO_MEMORY in str(error)
     if isinstance(error, OSError):
@@ -290,7 +290,7 @@ def _is_of_this_machine(error: BaseException) -> bool:
 
 @contextmanager
 def _for_reader() -> Iterator[None]:
-    """Leave out lines of XLA's own, and report in one line that memory ran out, its or Python's."""
+    """Leave out lines of XLA's own in `verify`, and say in one line that memory ran out."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # it raises what is an error here
     try:
         yield
@@ -345,11 +345,11 @@ class StagesAgain(io.TextIOBase):
         self._file = file
 
     def write(self, text: str) -> int:
-        """Write text, whose lines may begin with a stage's name."""
+        """Write text of `verify`, whose lines may begin with a stage's name."""
         return self._file.write(OF_A_STAGE.sub(r"verify: \1 again: ", text))
 
     def flush(self) -> None:
-        """Write what is held back."""
+        """Write what of `verify`'s text is held back."""
         self._file.flush()
 
 
@@ -398,7 +398,7 @@ def _verify_stored(context: typer.Context, limits: "Limits") -> "Verified | None
 
 
 def _refuse_but(taken: Collection[str], context: typer.Context) -> None:
-    """Refuse what the command line gives beside the source and options that are taken."""
+    """Refuse what `verify`'s command line gives beside the source and options that are taken."""
     for option in context.command.params:
         given = context.get_parameter_source(option.name or "")
         if given and given.name == "COMMANDLINE" and option.name not in {"source", *taken}:

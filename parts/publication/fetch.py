@@ -31,7 +31,7 @@ FORM = "a folder, http(s)://..., or owner/name on the hub (owner/name@revision)"
 
 
 class Limits(NamedTuple):
-    """Limits on the size and time of a publication."""
+    """Limits on the size and time of fetching a publication."""
 
     max_gb: int  # the most that all files may have together, 10^9 bytes
     network: Network  # limits of time and attempts
@@ -55,7 +55,7 @@ class PublicListing(NamedTuple):
 
     @property
     def digests(self) -> dict[str, str]:
-        """The SHA-256 of every file except the signature, by name, the list included."""
+        """The SHA-256 of every file of the publication but the signature, with the list's."""
         listed = {name: file.sha256 for name, file in self.publication.files.items()}
         return listed | {MANIFEST: self.sha256}
 
@@ -79,7 +79,7 @@ def find(source: str, cache: Path, limits: Limits, *, signed: bool = False) -> P
 
 
 def _in_folder(folder: Path, limits: Limits) -> PublicListing:
-    """Return a publication in a folder, which is read where it is."""
+    """Fetch nothing: return a publication in a folder, which is read where it is."""
     check_regular(folder)
     path = folder / MANIFEST
     if not path.is_file():
@@ -131,7 +131,7 @@ def _on_web(address: str, cache: Path, limits: Limits, signed: bool) -> PublicLi
 
 
 def _file_address(address: str, name: str) -> str:
-    """Return the address of a file in a folder on a web server; a query stays behind the path."""
+    """Return the address of a publication's file on a web server; a query stays behind the path."""
     path, mark, query = address.partition("#")[0].partition("?")
     return f"{path.rstrip('/')}/{quote(name)}{mark}{query}"
 
@@ -174,7 +174,7 @@ def _say_what_is_asked(name: str, network: Network) -> None:
 
 
 def _check(publication: Publication, where: str, names: set[str] | None, limits: Limits) -> None:
-    """Check names and sizes; `names` are those of the existing files, or None if unknown."""
+    """Check names and sizes of a publication to fetch; `names` are its files', None if unknown."""
     layout.check(publication, where)
     if publication.size > limits.max_gb * 1e9:
         raise RequestError(
@@ -191,7 +191,7 @@ def _check(publication: Publication, where: str, names: set[str] | None, limits:
 
 
 def _compare(name: str, actual: int | str, expected: int | str, unit: str) -> None:
-    """Compare the size of a file, or its hash, with what the list says."""
+    """Compare the size of a file to fetch, or its hash, with what the publication's list says."""
     if actual != expected:
         got, listed = (v[:12] if isinstance(v, str) else v for v in (actual, expected))
         raise LockstepError(f"{name}: found {got} {unit}, expected {listed} as {MANIFEST} says")
@@ -204,7 +204,7 @@ def _download(
     limits: Limits,
     author: str,
 ) -> Callable[[Path, set[str]], AbstractContextManager[Path]]:
-    """Return what fetches files, unless they are in the store already; see `Found.bring`."""
+    """Return what fetches a publication's files, unless they are stored; see `Found.bring`."""
     all_transfers = [
         Transfer(name, origin(name, file), file.bytes, author)
         for name, file in publication.files.items()
@@ -231,14 +231,14 @@ def _download(
 
 
 def _with_folders(folder: Path, names: Iterable[str]) -> set[Path]:
-    """Return the paths of files in a folder, and of the folders in it that lead to them."""
+    """Return the paths of a publication's files in a folder, and of folders up to them."""
     paths = {PurePath(name) for name in names}
     folders = {parent for path in paths for parent in path.parents} - {PurePath()}
     return {folder / path for path in paths | folders}
 
 
 def _check_length(name: str, count: int, where: str = "") -> None:
-    """Refuse a list or a signature that is too long to be read into memory."""
+    """Refuse a publication's list or signature that is too long to be read into memory."""
     most = MOST_BYTES[name]
     if count > most:
         raise LockstepError(f"{where}{name}: {size(count)}, expected at most {size(most)}")

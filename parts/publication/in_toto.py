@@ -35,13 +35,13 @@ PACKAGES = ("jax", "jaxlib", "numpy")  # beside the code, what a replay depends 
 
 
 def digests(listing: PublicListing) -> dict[str, str]:
-    """Return the SHA-256 of all weights, of the run file, and of the list of every file."""
+    """Return a statement's subjects: SHA-256 of all weights, run file, and list of every file."""
     weights = [name for name in listing.publication.exported if name.endswith(".safetensors")]
     return {n: listing.digests[n] for n in (*sorted(weights), outputs.RUN, layout.MANIFEST)}
 
 
 def claims(listing: PublicListing) -> list[PublicClaim]:
-    """Return what was verified: a branch of the hub may be something else tomorrow."""
+    """Return what a statement says was verified: a hub's branch may be another tomorrow."""
     hashes = digests(listing)
     text = "SHA-256 " + ", ".join(f"{sha256} of {name}" for name, sha256 in hashes.items())
     result = [PublicClaim("digests", "proven", text, {"uri": listing.uri, "sha256": hashes})]
@@ -58,7 +58,7 @@ def write(
     outcome: VerifyOutcome,
     result: dict[str, Any],
 ) -> None:
-    """Write the statement of what was decided; `result` is what `verify --json` says."""
+    """Write the in-toto statement of what was decided; `result` is what `verify --json` says."""
     subject = [{"name": name, "digest": {"sha256": of}} for name, of in digests(listing).items()]
     predicate: dict[str, Any] = {
         "verifier": {
@@ -84,7 +84,7 @@ def write(
 
 
 def _policy(asks: ReaderAsks) -> dict[str, Any]:
-    """Return the reader's options as annotations, and their SHA-256 as sorted, compact JSON.
+    """Return the reader's options as a statement's annotations, and their SHA-256.
 
     It records that the reader used own files, but not where they are.
     """
@@ -96,7 +96,7 @@ def _policy(asks: ReaderAsks) -> dict[str, Any]:
 
 
 def _signatures(listing: PublicListing, claims: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the author's signature, if it was checked with the reader's key."""
+    """Return the author's signature for the statement, if the reader's key checked it."""
     if claims.get("signature", {}).get("is") != "proven":
         return []
     sha256 = hashlib.sha256(listing.signature or b"").hexdigest()

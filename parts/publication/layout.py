@@ -109,18 +109,18 @@ class Publication(Table):
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """Bytes of all files of the publication."""
         return sum(file.bytes for file in self.files.values())
 
     @property
     def row_files(self) -> list[str]:
-        """The files with the rows of the published windows, in order."""
+        """The publication's files with the rows of its windows, in order."""
         found = (name for name in self.files if re.fullmatch(ROW_FILE, name, re.ASCII))
         return sorted(found, key=lambda name: [int(number) for number in re.findall(r"\d+", name)])
 
     @property
     def exported(self) -> dict[str, PublishedFile]:
-        """The files of the export."""
+        """The files of the export in the publication."""
         return {name: file for name, file in self.files.items() if "/" not in name}
 
 
@@ -141,12 +141,12 @@ def parse(content: bytes, where: str) -> Publication:
 
 
 def made(stage: str) -> str:
-    """Return the name of a stage's made file."""
+    """Return the published name of a stage's made file."""
     return f"{PROOF}/made/{stage}.json"
 
 
 def read_made(folder: Path, stage: str) -> MadeFile:
-    """Read a stage's made file."""
+    """Read a stage's made file in a publication."""
     return validate(MadeFile, artifacts.read_made(folder / made(stage)), made(stage))
 
 
@@ -193,7 +193,7 @@ def original_name(name: str) -> str:
 
 
 class DrawnWindow(NamedTuple):
-    """A window, and those of its peers that are replayed."""
+    """A window of a publication, and those of its peers that are replayed."""
 
     window: Window
     peers: tuple[int, ...]
@@ -203,7 +203,7 @@ class DrawnWindow(NamedTuple):
 
 
 def possible(transcript: "Transcript", windows: list[Window], kept: bool) -> list[DrawnWindow]:
-    """Return all windows of a run that can be drawn, in order.
+    """Return all windows of a run that a publication can draw, in order.
 
     A peer that sent nothing in a window is left out: its replay would show nothing.
 
@@ -225,7 +225,7 @@ def possible(transcript: "Transcript", windows: list[Window], kept: bool) -> lis
 
 
 def seed_of(transcript: "Transcript", seed: str | None, beacon: "Beacon | None") -> str:
-    """Return the seed of the author's draw: the rounds' hash, a reader's seed, a beacon."""
+    """Return the seed of a publication's draw: the rounds' hash, a reader's seed, a beacon."""
     return " ".join((transcript.hash, seed or "", *([] if beacon is None else [beacon.value])))
 
 
@@ -253,7 +253,7 @@ def draw(
 
 
 def row_file(drawn: DrawnWindow, kept: bool) -> str:
-    """Return the file with the rows of a drawn window."""
+    """Return the publication's file with the rows of a drawn window."""
     peer = f"-{drawn.peers[0]:03}" if kept else ""
     return f"{ROWS}/{drawn.window.first:05}{peer}.safetensors"
 
@@ -262,7 +262,7 @@ def row_file(drawn: DrawnWindow, kept: bool) -> str:
 
 
 class ReaderAsks(NamedTuple):
-    """A reader's options."""
+    """A reader's options for a publication."""
 
     seed: str | None = None  # what the windows are drawn with, or None
     windows: int | None = None  # how many are repeated, or None, see `choose`
@@ -303,7 +303,7 @@ def choose(publication: Publication, asks: ReaderAsks) -> list[str]:
 
 
 def not_needed(publication: Publication, chosen: list[str]) -> set[str]:
-    """Return the published files that only the windows not chosen need.
+    """Return the published files that only windows need which the reader does not choose.
 
     Windows of all peers share their snapshots, so they differ in their rows only.
     """

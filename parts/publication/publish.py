@@ -94,7 +94,7 @@ def write(
 def _write(
     folder: Path, settings: runfile.Run, paths: Paths, windows: int, seed: str | None
 ) -> tuple[Publication, int]:
-    """Write a publication without a signature."""
+    """Write a publication of a run, without a signature."""
     exported = with_results(accepted(paths), paths)
     _check_comparable(paths)
     only = EXPORTS.get(subject_of(settings).exports.model_file)
@@ -125,13 +125,13 @@ def _write(
 
 
 def public(run: runfile.Run) -> dict[str, Any]:
-    """Return a run file for others: from `[runtime]`, only what other tables rest on."""
+    """Return the run file to publish: from `[runtime]`, only what other tables rest on."""
     runtime = runfile.Runtime(**{key: getattr(run.runtime, key) for key in run.runtime.told})
     return run.model_copy(update={"runtime": runtime}).model_dump(mode="json")
 
 
 def _check_public(run: runfile.Run, path: Path) -> None:
-    """Refuse a run whose transcript shows a secret: its header holds the tables as they are."""
+    """Refuse to publish a run whose transcript shows a secret: its header holds the tables."""
     for text in _strings(run.model_dump(mode="json", exclude={"runtime"})):
         if "://" in text and hide(text) != text:
             raise LockstepError(
@@ -141,7 +141,7 @@ def _check_public(run: runfile.Run, path: Path) -> None:
 
 
 def _check_repeatable(run: runfile.Run, path: Path) -> None:
-    """Refuse a run that nobody else could repeat from what is published."""
+    """Refuse to publish a run that nobody else could repeat from it."""
     subject_of(run).check_public(run, path)
     if run.runtime.begins_late:
         raise LockstepError(
@@ -170,7 +170,7 @@ def _write_proof(
     seed: str | None,
     only: tuple[str, ...] | None,
 ) -> tuple[dict[str, Any], int]:
-    """Write all of proof/ except its list; if `only` is not None, the export has only these files.
+    """Write all of a publication's proof/ but its list; `only` are the export's files, if any.
 
     Returns:
       What the list says of the run, and how many windows can be drawn.
@@ -240,7 +240,7 @@ def _check_comparable(paths: Paths) -> None:
 
 
 def accepted(paths: Paths) -> dict[str, Path]:
-    """Return the files of a run's accepted export by name, checked by their hashes."""
+    """Return the files to publish of a run's accepted export by name, checked by their hashes."""
     folder = paths.need("export")
     if why := hf.why_refused(folder):
         raise LockstepError(
@@ -255,7 +255,7 @@ def accepted(paths: Paths) -> dict[str, Path]:
 
 
 def with_results(files: dict[str, Path], paths: Paths) -> dict[str, Path]:
-    """Return the files of an export, with the report's card, which has results, if there is one."""
+    """Return the export's published files, with the report's card, if there is one."""
     if not paths.is_made("report"):
         return files
     verify(paths.made("report"), [CARD])
@@ -263,7 +263,7 @@ def with_results(files: dict[str, Path], paths: Paths) -> dict[str, Path]:
 
 
 def state_commit(path: Path, card: Path, commit: str) -> None:
-    """Write a card of a stage to another path, with the commit of the source."""
+    """Write a stage's published card to another path, with the commit of the source."""
     write_text(path, with_commit(card.read_text(encoding="utf-8"), commit))
 
 

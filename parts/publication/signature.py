@@ -41,11 +41,11 @@ MOST_KEY_BYTES = 2**16
 
 
 class _Part(Table, extra="ignore"):
-    """A part of the file; what this release does not know is ignored, as its formats ask."""
+    """A part of the signature's file; what this release does not know is ignored."""
 
 
 class KeyHint(_Part):
-    """Which key signed: the SHA-256 of the public one in PEM."""
+    """Which key made the signature: the SHA-256 of the public one in PEM."""
 
     hint: Hash
 
@@ -63,7 +63,7 @@ class EnvelopeSignature(_Part):
 
 
 class Envelope(_Part):
-    """DSSE: what was signed, in base64, and the signature."""
+    """DSSE: the signed bytes, in base64, and the signature."""
 
     payload: str
     payloadType: Literal["application/vnd.in-toto+json"]
@@ -71,7 +71,7 @@ class Envelope(_Part):
 
 
 class SigstoreBundle(_Part):
-    """model.sig."""
+    """The signature's file, model.sig."""
 
     mediaType: Literal["application/vnd.dev.sigstore.bundle.v0.3+json"]
     verificationMaterial: KeyMaterial
@@ -93,7 +93,7 @@ class SignedFolder(_Part):
 
 
 class SignedStatement(_Part):
-    """The payload."""
+    """The payload of a signature."""
 
     kind: Literal["https://in-toto.io/Statement/v1"] = Field(alias="_type")
     predicateType: Literal["https://model_signing/signature/v1.0"]
@@ -109,7 +109,7 @@ def check_private(key: Path) -> None:
 
 
 def sign(digests: dict[str, str], name: str, key: Path) -> bytes:
-    """Return the content of `model.sig` for the files of the folder `name`, by their SHA-256."""
+    """Return a publication's signature `model.sig` for files of the folder `name`, by SHA-256."""
     private = _key(key, "private")
     resources = [
         {"name": file, "algorithm": "sha256", "digest": digests[file]} for file in sorted(digests)
@@ -141,7 +141,7 @@ def sign(digests: dict[str, str], name: str, key: Path) -> bytes:
 
 
 def check(signature: bytes | None, digests: dict[str, str], key: Path | None) -> PublicClaim:
-    """Return the claim on who published the files.
+    """Return the claim on who published the files, by their signature.
 
     Args:
       signature: The content of `model.sig`, or None where there is none.
@@ -201,7 +201,7 @@ def _verify(public: "ec.EllipticCurvePublicKey", signature: bytes, payload: byte
 
 
 def _compare(statement: SignedStatement, digests: dict[str, str]) -> None:
-    """Check that the files that were signed are the published ones."""
+    """Check that the signed files are the published ones."""
     signed: dict[str, str] = {}
     for file in statement.predicate.resources:
         if file.name in signed:
@@ -236,7 +236,7 @@ def _decoded(text: str) -> bytes:
 
 
 def _key(path: Path, side: Literal["private", "public"]) -> Any:
-    """Read a key of one of `CURVES`."""
+    """Read a signature's key, of one of `CURVES`."""
     if not path.is_file() or path.stat().st_size > MOST_KEY_BYTES:
         raise RequestError(f"{path}: found no small file, expected a key {KEY_FORM}")
     from cryptography.exceptions import UnsupportedAlgorithm

@@ -13,7 +13,7 @@ from pipeline.stage import lock, signals
 
 @contextmanager
 def folder(runs: Path, title: str, then: str = signals.AGAIN) -> Iterator[Path]:
-    """Yield an empty folder that is gone at the end of the block, and after Ctrl-C and SIGTERM.
+    """Yield an empty temporary folder, gone at the block's end, and after Ctrl-C and SIGTERM.
 
     After SIGKILL it stays among the unfinished work of other commands until `lockstep clean`
     removes it: nobody holds its lock any more.

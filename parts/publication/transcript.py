@@ -63,7 +63,7 @@ def files(
 
 
 class Unpacked(NamedTuple):
-    """A transcript's folder, and the files in it by the names that they have there."""
+    """A published transcript's folder, and the files in it by the names that they have there."""
 
     folder: Path
     files: dict[str, PublishedFile]
@@ -110,7 +110,7 @@ def unpack(
 
 
 def pack(source: Path, target: Path) -> None:
-    """Write a file as it is published; the name of `target` says how."""
+    """Write a transcript's file as it is published; the name of `target` says how."""
     data = source.read_bytes()
     if target.name.endswith(layout.PLANES):
         aligned = len(data) // WIDTH * WIDTH
@@ -120,7 +120,7 @@ def pack(source: Path, target: Path) -> None:
 
 
 def unpack_file(source: Path, target: Path, size: int) -> None:
-    """Write the original of a packed file, which has `size` bytes, in pieces."""
+    """Write the original of a transcript's packed file, which has `size` bytes, in pieces."""
     if not source.name.endswith(layout.PLANES):
         with written(target) as file:
             file.writelines(_unpacked(source, size))
@@ -132,7 +132,7 @@ def unpack_file(source: Path, target: Path, size: int) -> None:
 
 
 def _unpacked(source: Path, size: int) -> Iterator[bytes]:
-    """Yield the content of a gzip file, which has `size` bytes."""
+    """Yield the content of a transcript's gzip file, which has `size` bytes."""
     left = size
     with (
         expecting(source, "a gzip file", OSError, EOFError, zlib.error),
@@ -148,7 +148,7 @@ def _unpacked(source: Path, size: int) -> Iterator[bytes]:
 
 
 def _interleaved(file: BinaryIO, size: int) -> Iterator[bytes]:
-    """Yield the bytes that `pack` split into planes."""
+    """Yield the bytes of a transcript's file that `pack` split into planes."""
     rows = size // WIDTH
     for start in range(0, rows, PIECE):
         count = min(PIECE, rows - start)

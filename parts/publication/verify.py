@@ -67,7 +67,7 @@ def verify(
 
 
 def _share(published: PublishedRun) -> str:
-    """Return how much of the run was computed again."""
+    """Return how much of the run `verify` computed again."""
     rounds, stated = len(published.transcript.rounds), published.stated_rounds
     text = f"{len(published.repeated)} of {published.draw.total} windows were repeated"
     return f"{text}, and {stated} of {rounds} rounds are its author's word" if stated else text
@@ -82,7 +82,7 @@ def _audited(
     own: ReaderFiles,
     seed: str | None,
 ) -> PublishedRun:
-    """Audit the header and every round, with all messages that are published.
+    """Audit the header and every round to verify, with all messages that are published.
 
     `rows` names the rows of the windows to repeat; `seed` is the reader's, or None.
     """
@@ -123,7 +123,7 @@ def _audited(
 def _read_transcript(
     folder: Path, unpacked: Unpacked, publication: Publication, run: runfile.Run
 ) -> PublishedTranscript:
-    """Return the transcript, which is the listed one, of all rounds, and of the run's model."""
+    """Return the transcript to verify, the listed one, of all rounds, and of the run's model."""
     weights = folder if run.export.dtype == "float32" else None
     transcript = PublishedTranscript(unpacked.folder, weights)
     entries, total = transcript.rounds, run.config.total_steps
@@ -145,7 +145,7 @@ def _read_transcript(
 
 
 def _seed_of(publication: Publication, seed: str | None, beacon: Beacon | None) -> SeedOf:
-    """Return whose seed drew the windows, if the reader's is `seed`."""
+    """Return whose seed drew the windows to verify, if the reader's is `seed`."""
     if seed is not None:
         return "asked" if seed == publication.seed else "reader"
     if publication.seed is not None:
@@ -195,7 +195,7 @@ def check_made(
 
 
 def _stages_card(folder: Path, commit: str) -> PublishedFile:
-    """Return the card as its stage left it, without the commit that the author states."""
+    """Return the card to verify as its stage left it, without the author's commit."""
     text = without_commit(report.read_card(folder), commit)
     if text is None:
         raise LockstepError(f"{CARD}: expected {brief(commit)[:12]} in it as {MANIFEST} says")
@@ -204,7 +204,7 @@ def _stages_card(folder: Path, commit: str) -> PublishedFile:
 
 
 def _left(made: dict[str, MadeFile]) -> dict[str, tuple[str, PublishedFile]]:
-    """Return the stages' files in a publication: by published name, the stage and the file.
+    """Return the stages' files that `verify` makes again: by published name, stage and file.
 
     Files that a user's own code wrote into the export are not published.
     """
@@ -221,7 +221,7 @@ def _left(made: dict[str, MadeFile]) -> dict[str, tuple[str, PublishedFile]]:
 
 
 def _maker(name: str) -> str:
-    """Return the stage that leaves a published file."""
+    """Return the stage that leaves a published file, to be verified."""
     for stage, stage_outputs in outputs.OUTPUTS.items():
         if any(output.published == name for output in stage_outputs):
             return stage
@@ -229,7 +229,7 @@ def _maker(name: str) -> str:
 
 
 def _check_key(stage: str, made: dict[str, MadeFile]) -> None:
-    """Check that the content of a stage's key has its tables, and the keys that it needs."""
+    """Check a stage's key: its content has its tables, and the keys that it needs."""
     file = made[stage]
     due = {f"[{table}]": digest(value) for table, value in file.tables.items()}
     due |= {f"stage {need}": made[need].key for need in needs(stage)}

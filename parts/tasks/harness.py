@@ -39,7 +39,7 @@ def run_tasks(
     pin: str = "",
     folder: Path | None = None,
 ) -> list[TaskResult]:
-    """Run tasks of lm_eval; return a result for each name that has numbers of its own.
+    """Run tasks in lm_eval's harness; return a result for each name that has numbers of its own.
 
     A group whose definition combines no numbers stands for its tasks.
 
@@ -82,7 +82,7 @@ def run_tasks(
 
 
 def _set_examples(name: str, task: "Task", settings: runfile.Evaluate) -> None:
-    """Set the number of solved examples as `lm_eval.simple_evaluate` does, and their seed.
+    """Set the harness's solved examples as `lm_eval.simple_evaluate` does, and their seed.
 
     There must be as many documents to show; `name` is the task's in the run file.
     """
@@ -102,7 +102,7 @@ def _set_examples(name: str, task: "Task", settings: runfile.Evaluate) -> None:
 
 
 def _most_examples(task: "Task") -> int | None:
-    """The largest number of solved examples, unless a sampler of the task's own decides."""
+    """The harness's largest number of solved examples, unless a task's sampler decides."""
     from lm_eval.api.samplers import ContextSampler, FirstNSampler
 
     sampler = getattr(task, "sampler", None)
@@ -141,12 +141,12 @@ def _result(
 
 
 def _once(samples: list[dict]) -> list[dict]:
-    """Return each document's first sample; it has one for each of the task's filters."""
+    """Return each document's first sample of the harness; it has one for each filter of a task."""
     return list({sample["doc_id"]: sample for sample in reversed(samples)}.values())
 
 
 def _metrics(numbers: dict[str, Any]) -> Iterator[tuple[str, Metric]]:
-    """The metrics of `acc,none`, `acc_stderr,none` and so on: acc; a filter keeps its name."""
+    """The harness's metrics `acc,none`, `acc_stderr,none` and so on as acc; filters keep names."""
     for key, value in numbers.items():
         metric, comma, filtered = key.partition(",")
         if not comma or metric.endswith("_stderr") or not isinstance(value, int | float):
@@ -158,7 +158,7 @@ def _metrics(numbers: dict[str, Any]) -> Iterator[tuple[str, Metric]]:
 
 
 def _chance(documents: list[tuple["Task", dict]]) -> float | None:
-    """The accuracy of a guess, if all tasks are choices."""
+    """The accuracy of a guess in the harness, if all tasks are choices."""
     if any(task.OUTPUT_TYPE != "multiple_choice" for task, _ in documents):
         return None
     return float(np.mean([1 / len(task.doc_to_choice(doc)) for task, doc in documents]))
@@ -189,7 +189,7 @@ def _one_line(names: str) -> Iterator[None]:
 
 @contextmanager
 def _repeatable() -> Iterator[None]:
-    """Draws of tasks that ask Python or NumPy for random numbers; no processes of lm_eval's own."""
+    """Draws of the harness's tasks that ask Python or NumPy; no processes of lm_eval's own."""
     state, numpy_state = random.getstate(), np.random.get_state()
     before = os.environ.get("DISABLE_MULTIPROC")
     random.seed(SEED)

@@ -60,23 +60,23 @@ class LmEvalModel(TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
-        """The token that ends a text."""
+        """The token that ends a text, for lm_eval."""
         return next(iter(self.model.texts.ends), self.model.beginning)
 
     @property
     def prefix_token_id(self) -> int:
-        """The token that stands before a text without context."""
+        """The token that lm_eval puts before a text without context."""
         return self.model.beginning
 
     @property
     def max_length(self) -> int:
-        """Largest number of tokens that the model takes."""
+        """Largest number of tokens that the model takes, for lm_eval."""
         return self.model.context
 
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **_: Any
     ) -> list[int]:
-        """Return the tokens of a text, see `two_parts.encode`."""
+        """Return lm_eval the tokens of a text, see `two_parts.encode`."""
         ids = two_parts.encode(self.tokenizer, self.model.beginning, string, add_special_tokens)
         if ids and max(ids) >= self.model.vocab_size:
             raise LockstepError(
@@ -86,13 +86,13 @@ class LmEvalModel(TemplateLM):
         return ids
 
     def tok_decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Return the text of tokens."""
+        """Return lm_eval the text of tokens."""
         return self.tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens)
 
     def loglikelihood(
         self, requests: list[Instance], disable_tqdm: bool = True
     ) -> list[tuple[float, bool]]:
-        """Return each continuation's log-likelihood, and whether the model would choose it."""
+        """Return lm_eval each continuation's log-likelihood, and whether the model chooses it."""
         asked: list[tuple] = []
         for (*_, context), choices in groupby(  # the choices of a question together
             requests, lambda one: (one.task_name, one.doc_id, one.args[0])
@@ -114,7 +114,7 @@ class LmEvalModel(TemplateLM):
     def loglikelihood_rolling(
         self, requests: list[Instance], disable_tqdm: bool = True
     ) -> list[float]:
-        """Return each text's log-likelihood: every token of it is predicted once.
+        """Return lm_eval each text's log-likelihood: every token of it is predicted once.
 
         Too long a text is cut into windows; all but the first have at least one token of context.
         """
@@ -136,7 +136,7 @@ class LmEvalModel(TemplateLM):
         return totals
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
-        """Return what the model writes after each context, up to a text that stops it.
+        """Return lm_eval what the model writes after each context, up to a text that stops it.
 
         A context is cut on the left to leave room for what is asked for. Request n is sampled with
         the seed + n, so that a document that is asked several times gets several answers.
@@ -164,12 +164,12 @@ class LmEvalModel(TemplateLM):
         return texts
 
     def _stops(self, tokens: list[int], stops: list[str]) -> bool:
-        """Whether a text has a stop, which may be a special token or have one in it."""
+        """Whether a text for lm_eval has a stop, which may be a special token or have one in it."""
         text = self.tok_decode(tokens, skip_special_tokens=False)
         return any(stop in text for stop in stops)
 
     def _settings(self, given: dict[str, Any]) -> tuple[dict[str, Any], Sampling]:
-        """Return a task's settings of a text, and how its tokens are drawn.
+        """Return a task's settings of a text from lm_eval, and how its tokens are drawn.
 
         What it does not say of a drawn text is as the folder or else transformers has it.
         """
@@ -188,7 +188,7 @@ class LmEvalModel(TemplateLM):
         return settings, Sampling(*(own[key] for key in text_settings.DRAWN))
 
     def _prompts(self, requests: list[Instance]) -> list["_Prompts"]:
-        """The requests in lots of equal settings, the longest prompts first."""
+        """lm_eval's requests in lots of equal settings, the longest prompts first."""
         by_settings: dict[str, list[int]] = {}
         for number, request in enumerate(requests):
             by_settings.setdefault(json.dumps(request.args[1], sort_keys=True), []).append(number)
@@ -213,7 +213,7 @@ class LmEvalModel(TemplateLM):
 
 
 class _Prompts(NamedTuple):
-    """Requests whose texts are written together: their numbers, and what they have in common."""
+    """lm_eval's requests whose texts are written together: numbers, and what they share."""
 
     numbers: list[int]
     prompts: list[list[int]]
@@ -271,18 +271,18 @@ class LockstepModel(LmEvalModel):
 
     @property
     def tokenizer_name(self) -> str:
-        """The folder, by which lm_eval knows a template."""
+        """The model's folder, by which lm_eval knows a template."""
         return str(self.folder).replace("/", "__")
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
-        """Return the folder's chat template, or the one of this name; None without a wish."""
+        """Return the model's chat template for lm_eval, or that of this name; None unasked."""
         name = chat_template if isinstance(chat_template, str) else None
         return self._chat.get_chat_template(name) if chat_template else None
 
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
-        """Return a chat as a text, as transformers writes it."""
+        """Return lm_eval a chat as a text, as transformers writes it."""
         return self._chat.apply_chat_template(
             chat_history,
             tokenize=False,

@@ -64,7 +64,7 @@ PSYCHE_TASKS = {
 
 
 class Loaded(NamedTuple):
-    """A name of the run file, loaded."""
+    """A name of lm_eval's in the run file, loaded."""
 
     name: str
     tasks: dict[str, "Task"]  # the tasks that it stands for, by their names
@@ -89,7 +89,7 @@ def main_first(name: str, metrics: dict) -> dict:
 
 @contextmanager
 def data_in(folder: Path, *, trusted: bool = False) -> Iterator[None]:
-    """Keep what is downloaded in a folder, while the block runs; the user's cache is left alone.
+    """Keep what lm_eval downloads in a folder during the block; the user's cache is left alone.
 
     The libraries say nothing but errors, and show their bars in a terminal only. `trusted` is
     `[evaluate] trust_task_code`.
@@ -122,7 +122,7 @@ def data_in(folder: Path, *, trusted: bool = False) -> Iterator[None]:
 
 
 def load(names: Sequence[str], folder: Path, *, trusted: bool = False) -> list[Loaded]:
-    """Load a run file's tasks and their data, which `data_in(folder)` keeps.
+    """Load a run file's tasks of lm_eval and their data, which `data_in(folder)` keeps.
 
     What is in it is not downloaded again. `trusted` is `[evaluate] trust_task_code`.
 
@@ -159,7 +159,7 @@ def load(names: Sequence[str], folder: Path, *, trusted: bool = False) -> list[L
 
 
 def check_known(names: Sequence[str], *, trusted: bool) -> None:
-    """Check that names are tasks' that the run file trusts, without their data."""
+    """Check that names are lm_eval's tasks that the run file trusts, without their data."""
     for name in names:
         try:
             _finder().find(name, trusted=trusted)
@@ -168,7 +168,7 @@ def check_known(names: Sequence[str], *, trusted: bool) -> None:
 
 
 def sha256_of(loaded: Loaded, few_shot: int | None) -> str:
-    """Return the hash of what a name stands for: of its task, or of its tasks with their names.
+    """Return the hash of what a name of lm_eval stands for: a task, or tasks with names.
 
     It is of the canonical JSON of the definition, without the places of files, and of all documents
     that are asked or shown as examples.
@@ -178,7 +178,7 @@ def sha256_of(loaded: Loaded, few_shot: int | None) -> str:
 
 
 def _check_kind(name: str, task: "Task") -> None:
-    """Refuse a task that runs what a model writes, asks about more than text, or too often."""
+    """Refuse a task of lm_eval that runs what a model writes, or asks about more than text."""
     repeats = task.get_config("repeats")
     if getattr(task, "UNSAFE_CODE", False):
         what = "runs code that the model writes, expected a task that does not"
@@ -192,7 +192,7 @@ def _check_kind(name: str, task: "Task") -> None:
 
 
 def _load(manager: "TaskManager", spec: str) -> "TaskDict":
-    """Load a task from the store; from the network, which is slow to fail, only what is missing."""
+    """Load a task of lm_eval from the store; from the network only what is missing."""
     import datasets.config
     from huggingface_hub import constants
 
@@ -224,7 +224,7 @@ class _Finder:
         self._full: TaskManager | None = None
 
     def find(self, name: str, *, trusted: bool) -> tuple["TaskManager", str]:
-        """Return a manager that loads a task, and the name or path by which it does."""
+        """Return a manager of lm_eval that loads a task, and the name or path by which it does."""
         if name.endswith(YAML):
             if not trusted:
                 raise LockstepError(
@@ -246,7 +246,7 @@ class _Finder:
         return self._full, of_lm_eval
 
     def _own(self, path: Path) -> tuple["TaskManager", str]:
-        """A user's file; the members of a group stand in it, or in its folder."""
+        """A user's file of a task; the members of a group stand in it, or in its folder."""
         if not path.is_file():
             raise LockstepError("no such file, expected a task")
         definition = _plain(path)
@@ -266,7 +266,7 @@ class _Finder:
         return manager, definition["group"]
 
     def _file(self, name: str) -> Path | None:
-        """The only file that is named for a task and defines it, as most are."""
+        """The only file of lm_eval that is named for a task and defines it, as most are."""
         paths = list(self._folder.glob(f"**/{name}.yaml")) if name.isidentifier() else []
         if len(paths) != 1:
             return None
@@ -275,7 +275,7 @@ class _Finder:
 
 
 def _plain(path: Path) -> Any:
-    """Return a YAML file's content, with functions as their names."""
+    """Return the content of a task's YAML file, with functions as their names."""
     return load_yaml(read_bytes(path, YAML_LENGTH), str(path), "BaseLoader")
 
 
@@ -298,7 +298,7 @@ def _placeless(value: Any) -> Any:
 
 
 def _as_text(value: Any) -> str:
-    """Return text for what JSON lacks: a function's source, or the type and text of a value."""
+    """Return text for what JSON lacks in a task: a function's source, or a value's type."""
     if callable(value):
         try:
             return inspect.getsource(value)
@@ -312,7 +312,7 @@ def _as_text(value: Any) -> str:
 
 @contextmanager
 def replaced(places: dict[tuple[Any, str], Any]) -> Iterator[None]:
-    """Give attributes of modules other values while the block runs."""
+    """Give attributes of lm_eval's modules other values while the block runs."""
     with ExitStack() as before:
         for (module, name), value in places.items():
             before.callback(setattr, module, name, getattr(module, name))
@@ -350,7 +350,7 @@ def without_fetched_metrics() -> Iterator[None]:
 
 
 def reason(error: Exception) -> str:
-    """Return the error in which a task's code or data ended, in one line."""
+    """Return the error in which an lm_eval task's code or data ended, in one line."""
     if isinstance(error, ImportError) and error.name == "evaluate":
         return f"a metric is fetched as code; {TRUST} allows it"
     return brief(f"{type(error).__name__}: {error}", 200)

@@ -22,7 +22,7 @@ CUT = "\ufffd"  # what a decoder writes for a part of a character
 
 
 class Question(NamedTuple):
-    """Lines of a text, four lines that may come next, and which of them does.
+    """A question of the next line: lines of a text, and four that may come next.
 
     The break before the line belongs to the choices: what ends in white space is cut into other
     tokens than the whole text. Questions of one document are alike.
@@ -44,7 +44,7 @@ class _Line(NamedTuple):
 
 
 def questions(texts: Iterable[str], seed: int = 0) -> Iterator[Question]:
-    """Yield all questions of some documents, in an order that is drawn.
+    """Yield all questions of the next line of some documents, in an order that is drawn.
 
     A line can be asked for if it is neither very short nor very long, and the line before it is not
     blank. The other choices are such lines of other documents, distinct from it, from each other
@@ -63,7 +63,7 @@ def questions(texts: Iterable[str], seed: int = 0) -> Iterator[Question]:
 
 
 def _lines(document: int, text: str) -> Iterator[_Line]:
-    """The lines that can be questions, without the first and last of a part, which may be cut."""
+    """The lines that can be next-line questions, without those at a part's ends, maybe cut."""
     lines = text.split("\n")[1:-1]
     for number, line in enumerate(lines[1:], start=1):
         words = line.strip()
@@ -74,7 +74,7 @@ def _lines(document: int, text: str) -> Iterator[_Line]:
 
 
 def _context(lines: list[str]) -> str:
-    """The last lines, as many as fit into `CONTEXT_BYTES`; none if the last ends in white space."""
+    """The last lines before a question, that fit into `CONTEXT_BYTES`; none if they end blank."""
     if not lines[-1] or lines[-1][-1].isspace():
         return ""
     tail: list[str] = []
@@ -88,7 +88,7 @@ def _context(lines: list[str]) -> str:
 
 
 def _question(line: _Line, others: list[_Line], draw: int) -> Question | None:
-    """A line's question with the first of the others that can be choices; None if they are few."""
+    """A line's question with the first others that can be the next line; None if too few."""
     # lines of its own document come last: they serve only where other documents have too few
     others = sorted(others, key=lambda other: other.document == line.document)
     used = {line.text, *(before.strip() for before in line.context.split("\n"))}

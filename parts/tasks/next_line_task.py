@@ -49,7 +49,7 @@ TRIED = 8  # questions that are tried for each that is asked
 
 
 def documents(run: runfile.Run, shards: Path, tokenizer: "Tokenizer") -> Iterator[str]:
-    """Yield documents of the held-out split; one that continues in another file, in parts.
+    """Yield next_line's documents of the held-out split; one in several files, in parts.
 
     A split of more than `MOST_TOKENS` tokens is read in stretches that the run's seed spreads out.
     It has no documents where nothing is held out, or where rows are not tokens or have columns
@@ -70,7 +70,7 @@ def documents(run: runfile.Run, shards: Path, tokenizer: "Tokenizer") -> Iterato
 
 
 def _stretches(data: Sequences, length: int, seed: int) -> Iterator[np.ndarray]:
-    """Yield the sequences that are read, those that follow one another in a file together."""
+    """Yield the sequences that next_line reads, those that follow one another together."""
     count, most = len(data), MOST_TOKENS // length
     stretch_M = held_out.spread(-(-count // STRETCH), -(-most // STRETCH), seed)
     index_N = (stretch_M[:, None] * STRETCH + np.arange(STRETCH)).ravel()
@@ -85,21 +85,21 @@ def _stretches(data: Sequences, length: int, seed: int) -> Iterator[np.ndarray]:
 
 
 class Scores(NamedTuple):
-    """Log-likelihoods in nats of each question's choices, [N, C]: after its context, and alone."""
+    """Log-likelihoods of next_line's choices, [N, C]: after a question's context, and alone."""
 
     after_NC: np.ndarray
     alone_NC: np.ndarray
 
 
 class AskedQuestions(NamedTuple):
-    """Questions as requests: C of each question after its context, then C of the choices alone."""
+    """next_line's questions as requests: C of each after its context, then C choices alone."""
 
     questions: list[Question]
     requests: list[LikelihoodRequest]
 
 
 def ask(questions: Iterable[Question], model: TaskModel, count: int) -> AskedQuestions:
-    """Return the requests of the first `count` questions whose choices fit into a model.
+    """Return the requests of next_line's first `count` questions whose choices fit a model.
 
     At most `TRIED` times as many questions are looked at.
     """
@@ -122,7 +122,7 @@ def ask(questions: Iterable[Question], model: TaskModel, count: int) -> AskedQue
 
 
 def metrics(questions: Sequence[Question], scores: Scores) -> dict[str, Metric]:
-    """Return the shares of right answers, and their standard errors by documents."""
+    """Return the shares of right answers in next_line, and standard errors by documents."""
     bytes_NC = np.array([[len(c.encode()) for c in q.choices] for q in questions])
     answers_N = np.array([question.answer for question in questions])
     documents_N = np.array([question.document for question in questions])
@@ -144,7 +144,7 @@ def metrics(questions: Sequence[Question], scores: Scores) -> dict[str, Metric]:
 def prepare(
     run: runfile.Run, shards: Path, model: TaskModel, count: int, notes: list[str]
 ) -> AskedQuestions | None:
-    """Return the questions of a run's held-out text for a model, or None if there are too few.
+    """Return the next_line questions of a run's held-out text for a model; None if too few.
 
     There are `count` at most; `notes` gains the reason if there are none. `shards` is the folder
     that the stage download left.
@@ -162,7 +162,7 @@ def prepare(
 def result(
     selection: AskedQuestions, model: TaskModel, advance: Callable[[int], None] = lambda _: None
 ) -> tuple[TaskResult, Scores]:
-    """Ask the questions, and return the result and each choice's scores.
+    """Ask next_line's questions, and return the result and each choice's scores.
 
     `advance` is called with the number of requests that have been scored since the last call.
     """
@@ -182,7 +182,7 @@ def result(
 
 
 def to_jsonl(questions: Iterable[Question]) -> str:
-    """Return questions as JSON lines: context, choices, and the answer's number, from 0."""
+    """Return next_line's questions as JSON lines: context, choices, the answer's number, from 0."""
     return "".join(_line(question._asdict()) for question in questions)
 
 

@@ -13,7 +13,7 @@ WIDTH = 160  # characters of the names in the table
 
 
 def _others(names: Iterable[str]) -> list[str]:
-    """The tasks of lm_eval."""
+    """The tasks of lm_eval to look at before a run."""
     return [name for name in names if name != NAME]
 
 

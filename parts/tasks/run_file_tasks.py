@@ -41,7 +41,7 @@ def score_export(
 def score_again(
     run: runfile.Run, folder: Path, names: Collection[str], shards: Path | None, store: Path
 ) -> dict[str, dict[str, float | None]]:
-    """Return scores by task, as evaluate.json has them.
+    """Return scores of the run file's tasks, as evaluate.json has them.
 
     Tasks of lm_eval are lm_eval's own alone, and their data are kept in `store`: a stranger's
     definitions are not read, and no code of theirs is run. `names` are the tasks whose scores are
@@ -95,7 +95,7 @@ class RunFileTasks:
     def score(
         self, model: TaskModel, folder: Path | None = None, path: str = "", *, quiet: bool = False
     ) -> list[TaskResult]:
-        """Return the results of all tasks with the model's params.
+        """Return the results of the run file's tasks with the model's params.
 
         Questions and answers are written to `folder`, if anywhere, which its files call `path`.
         """

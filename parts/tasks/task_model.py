@@ -43,7 +43,7 @@ LikelihoodRequest = tuple[Sequence[int], Sequence[int]]  # context, continuation
 
 
 class Likelihood(NamedTuple):
-    """The score of one request."""
+    """The score of one request by the task model."""
 
     log_likelihood: float  # log-likelihood of the continuation, in nats
     greedy: bool  # whether each token of it is the model's likeliest one
@@ -51,14 +51,14 @@ class Likelihood(NamedTuple):
 
 
 class _Row(NamedTuple):
-    """Requests with equal inputs: their numbers and continuations."""
+    """Requests to a task model with equal inputs: their numbers and continuations."""
 
     inputs: tuple[int, ...]
     requests: list[tuple[int, tuple[int, ...]]]
 
 
 class _Lot(NamedTuple):
-    """Some rows as a program takes them; prediction n is `labels_N[n]`, from input `places_N[n]`.
+    """Rows as the task model's program takes them; prediction n is `labels_N[n]`, of a place.
 
     `owners` are the numbers of the requests, and the number of predictions of each.
     """
@@ -74,7 +74,7 @@ Program = Callable[..., tuple[jax.Array, jax.Array]]
 
 
 def program(features: Callable[..., jax.Array], head: Callable[[Tree], jax.Array]) -> Program:
-    """Return the jitted program that scores a lot; keep it, since each new one compiles anew.
+    """Return the task model's jitted program that scores a lot; keep it: new ones compile anew.
 
     Args:
       features: features(params, tokens_BT) -> x_ND, the inputs of the head.
@@ -106,7 +106,7 @@ def program(features: Callable[..., jax.Array], head: Callable[[Tree], jax.Array
 
 
 def _rows(requests: Sequence[LikelihoodRequest], context: int) -> list[_Row]:
-    """The requests as rows of inputs."""
+    """The requests to a task model as rows of inputs."""
     rows: dict[tuple[int, ...], list[_Row]] = {}
     for number, (before, continuation) in enumerate(requests):
         if not len(before) or not 0 < len(continuation) <= context:
@@ -126,7 +126,7 @@ def _rows(requests: Sequence[LikelihoodRequest], context: int) -> list[_Row]:
 
 
 def _lots(rows: Sequence[_Row], size: int, lengths: Sequence[int]) -> Iterator[_Lot]:
-    """The rows in lots of one length, longest first: what needs the most memory fails at once."""
+    """The task model's rows in lots of one length, longest first: the most memory fails at once."""
     padded = [min(length for length in lengths if length >= len(row.inputs)) for row in rows]
     for length in sorted(lengths, reverse=True):
         batch = [row for row, own in zip(rows, padded, strict=True) if own == length]
@@ -152,7 +152,7 @@ def _lot(rows: Sequence[_Row], size: int, length: int) -> _Lot:
 
 
 def padded_length(length: int, most: int) -> int:
-    """Return the length that a row is padded to: `most` at most.
+    """Return the length that a task model pads a row to: `most` at most.
 
     16, 24, 32, 48, and from 64 on four lengths up to the next power of two: 64, 80, 96, 112.
     """
@@ -164,7 +164,7 @@ def padded_length(length: int, most: int) -> int:
 
 
 def cheapest_lengths(rows_of: Mapping[int, int], compiling: float) -> tuple[int, ...]:
-    """Return the padded lengths that cost least, if each row has the next one of them.
+    """Return the padded lengths that cost the task model least, each row having the next one.
 
     The cost is the tokens of all rows, and `compiling` tokens for each length; `rows_of` counts the
     rows by padded length. The best lengths up to one are those up to a shorter one, and that one.
@@ -197,7 +197,7 @@ class TaskModel(NamedTuple):
     def log_likelihoods(
         self, requests: Sequence[LikelihoodRequest], advance: Callable[[int], None] = lambda _: None
     ) -> list[Likelihood]:
-        """Return the scores of requests, in their order.
+        """Return the task model's scores of requests, in their order.
 
         Of context and continuation, the model sees the last `context` tokens before the last one.
         `advance` is called with the number of requests that were scored since its last call.
@@ -234,7 +234,7 @@ class TaskModel(NamedTuple):
 
     @property
     def _compiling(self) -> float:
-        """What compiling a program costs, in tokens of a forward pass."""
+        """What compiling a task model's program costs, in tokens of a forward pass."""
         params = next(iter(self.params_on.values()))
         count = sum(leaf.size for leaf in jax.tree.leaves(params))
         return COMPILING / (2 * count)
@@ -243,7 +243,7 @@ class TaskModel(NamedTuple):
 def from_folder(
     exported: Exported, folder: Path, groups: Iterable[DeviceGroup], batch_size: int
 ) -> TaskModel:
-    """Return the model of an exported folder, which `exported.read` has read, on device groups.
+    """Return the task model of an exported folder, which `exported.read` has read.
 
     Raises:
       LockstepError: It has no tokenizer, or no token that may begin a text.

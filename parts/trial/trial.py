@@ -33,7 +33,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse(arguments: list[str]) -> Flags:
-    """Return the value of every flag that a command line has, or by default."""
+    """Return the value of every flag of a trial that a command line has, or by default."""
     parser = _Parser(prog="lockstep try", usage="lockstep try [FLAG ...]", allow_abbrev=False)
     for name, flag in FLAGS.items():
         kind, default = type(flag["default"]), flag["default"]
@@ -50,7 +50,7 @@ def parse(arguments: list[str]) -> Flags:
 
 
 def take(arguments: list[str]) -> None:
-    """Train what the flags say; with --save-path, audit it and copy the export."""
+    """Train what a trial's flags say; with --save-path, audit it and copy the export."""
     flags = parse(arguments)
     if flags["cpu"] or flags["device"] == "cpu":
         os.environ["JAX_PLATFORMS"] = "cpu"
@@ -81,7 +81,7 @@ def _copy(paths: Paths, target: Path) -> None:
 
 
 def run_of(flags: Flags) -> runfile.Run:
-    """Return the run that the flags describe."""
+    """Return the run that a trial's flags describe."""
     text = re.sub(r'"--([a-z0-9-]+)"', lambda flag: toml(flags[flag[1]]), PRESET)
     document = tomllib.loads(text)
     llm, peers = document["model"]["LLM"], document["peers"]

@@ -26,7 +26,7 @@ from .worker import make_workload
 
 
 def main() -> None:
-    """Take the steps of a job; the first process writes where they led to."""
+    """Take the steps of a data-parallel job; the first process writes where they led to."""
     job = json.loads(Path(os.environ["BURN_P2P_DILOCO_JOB_MANIFEST"]).read_text())
     device = torch.device(
         f"cuda:{os.environ['LOCAL_RANK']}" if torch.cuda.is_available() else "cpu"
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def check(workload: Any) -> None:
-    """Refuse a class whose own steps these would replace."""
+    """Refuse a class whose own steps data-parallel ones would replace."""
     usual = getattr(getattr(workload, "inner_step", None), "__func__", None)
     own = "run_inner_loop" if hasattr(type(workload), "run_inner_loop") else "inner_step"
     if usual is not TorchWorkload.inner_step or own != "inner_step":
@@ -63,7 +63,7 @@ def check(workload: Any) -> None:
 
 
 def step(workload: Any, model: Any, optimizer: torch.optim.Optimizer, rows: Any) -> float:
-    """Take a step on this process's share of the rows, and return the loss of all.
+    """Take a step on this data-parallel process's share of the rows, and return the loss of all.
 
     A process whose share has no row computes with one that counts nothing.
     """

@@ -21,7 +21,7 @@ def files_of(batches: list[dict]) -> list[str]:
 
 
 def step_rows(job: dict, step: int) -> Any:
-    """The decoded rows of a step; of files their paths.
+    """The decoded rows of a job's step; of files their paths.
 
     Raises:
         ValueError: the job has no rows.
@@ -43,13 +43,13 @@ def state_path(job: dict) -> Path:
 
 
 def given_state(job: dict) -> bytes | None:
-    """The state that the loop before this one left, if there was one."""
+    """The optimizer's state that the loop before this job left, if there was one."""
     path = job.get("inner_optimizer_state_path")
     return None if path is None else Path(path).read_bytes()
 
 
 class Rates:
-    """The learning rates of an optimizer's groups, each its own times the run's schedule.
+    """The learning rates of a job's optimizer by group, each its own times the run's schedule.
 
     Made before an earlier state is loaded, which has the rates of the last step.
     """
@@ -60,10 +60,10 @@ class Rates:
         self.factors = job.get("learning_rate_factors")  # a host of burn_p2p gives none
 
     def factor(self, step: int) -> float:
-        """Return what scales the rates of a step of the job, counted from 0."""
+        """Return what scales the learning rates of a step of the job, counted from 0."""
         return 1.0 if self.factors is None else self.factors[min(step, len(self.factors) - 1)]
 
     def scale(self, factor: float) -> None:
-        """Set each group's own rate times a factor."""
+        """Set each group's own learning rate in the job times a factor."""
         for group, own in zip(self.groups(), self.own, strict=True):
             group["lr"] = own * factor

@@ -18,7 +18,7 @@ WATCHED = 2  # of inner loops: whether they move what stays
 
 
 class Models:
-    """The states that a user's object made, by their ids.
+    """The models that a worker keeps: states that a user's object made, by their ids.
 
     Args:
         workload: the user's object.
@@ -33,11 +33,11 @@ class Models:
         self.by_gradient = hasattr(workload, "bind")  # what travels, as the base class has it
 
     def init_model(self, params: Any) -> dict:
-        """Keep a new state."""
+        """Keep the state of a new model."""
         return self._keep(self._initial(params))
 
     def parameter_pack_plan(self, params: Any) -> dict:
-        """Say what of a state travels."""
+        """Say what of a kept model travels."""
         custom = self._has("export_parameter_pack_path") or self._has("import_parameter_pack_path")
         state = self._initial(params)
         try:
@@ -52,18 +52,18 @@ class Models:
         return {"uses_custom_parameter_pack_hooks": custom, **plan}
 
     def train_window(self, params: Any) -> dict:
-        """Train on some batches."""
+        """Train a kept model on some batches."""
         metrics = self._call("train_window", self._state(params), params["batches"])
         return {"metrics": frames.metrics_of(metrics)}
 
     def evaluate(self, params: Any) -> dict:
-        """Measure a state on a split of the data."""
+        """Measure a kept model on a split of the data."""
         bits.seed_generators(0)
         metrics = self._call("evaluate", self._state(params), params["split"])
         return {"metrics": frames.metrics_of(metrics)}
 
     def load_model_artifact(self, params: Any) -> dict:
-        """Read a whole state from a file."""
+        """Read the whole state of a model from a file, and keep it."""
         state, path = self._state(params), params["artifact_path"]
         if self._has("load_model_artifact_path"):
             updated = self.workload.load_model_artifact_path(state, path)
@@ -74,7 +74,7 @@ class Models:
         return {"ok": True}
 
     def materialize_model_artifact(self, params: Any) -> dict:
-        """Write a whole state to a file."""
+        """Write the whole state of a kept model to a file."""
         state, path = self._state(params), params["artifact_path"]
         if self._has("materialize_model_artifact_path"):
             self.workload.materialize_model_artifact_path(state, path)
@@ -83,12 +83,12 @@ class Models:
         return {"ok": True}
 
     def export_parameter_pack(self, params: Any) -> dict:
-        """Write the pack of a state."""
+        """Write the pack of a kept model."""
         self._export(self._state(params), params["parameter_pack_path"], params)
         return {"ok": True}
 
     def import_parameter_pack(self, params: Any) -> dict:
-        """Read a pack into a new state.
+        """Read a pack into the state of a new model that is kept.
 
         What does not travel (frozen, excluded, integers) is as it begins.
         """
@@ -100,7 +100,7 @@ class Models:
         return self._keep(state)
 
     def run_inner_loop(self, params: Any) -> dict:
-        """Take a job's local steps.
+        """Take a job's local steps from a kept model.
 
         Every generator is seeded, so that a replay of the same job draws the same numbers.
         """
@@ -137,7 +137,7 @@ class Models:
         }
 
     def release_model(self, params: Any) -> dict:
-        """Let go of a state."""
+        """Let go of a kept model."""
         self.states.pop(params["model_id"], None)
         return {"ok": True}
 
@@ -161,7 +161,7 @@ class Models:
         return {"model_id": f"m{self.made}"}
 
     def _initial(self, params: Any) -> Any:
-        """A state of the user's object as it begins, the same each time.
+        """A model's state of the user's object as it begins, the same each time.
 
         Every generator is seeded with `seed`, which burn_p2p's hosts do not send: 0 for them.
         """
@@ -172,11 +172,11 @@ class Models:
         return self._call("init_model", params["device"])
 
     def _layout(self, state: Any, params: Any) -> packs.Layout:
-        """The exchanged part of a state."""
+        """The exchanged part of a kept model's state."""
         return packs.layout_of(state, params.get("state_dict_filter"), self.by_gradient)
 
     def _export(self, state: Any, path: str, params: Any) -> None:
-        """Write the pack of a state, or have the user's object write it."""
+        """Write the pack of a kept model, or have the user's object write it."""
         schema = params["model_schema_hash"]
         if self._has("export_parameter_pack_path"):
             self.workload.export_parameter_pack_path(state, path, schema)
@@ -188,6 +188,6 @@ METHODS = [name for name in vars(Models) if not name.startswith("_")]
 
 
 def capabilities(workload: Any) -> list[str]:
-    """The capabilities of these methods that a user's object has."""
+    """The capabilities of burn_p2p's methods that a user's object has."""
     loops = callable(getattr(workload, "run_inner_loop", None))
     return PACKS + INNER_LOOP * loops

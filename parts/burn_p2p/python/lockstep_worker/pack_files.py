@@ -22,7 +22,7 @@ CHUNK = 1 << 20  # bytes that are read at once
 
 
 def write(folder: Path, pieces: Iterable[np.ndarray], facts: dict) -> None:
-    """Write values, piece by piece, and a manifest with these facts beside what is known of them.
+    """Write a pack: values, piece by piece, and a manifest with these facts beside what is known.
 
     `facts` has `model_schema_hash` and `layout_hash`.
     """
@@ -66,7 +66,7 @@ def read(folder: Path, layout_hash: str, schema: str | None, count: int) -> np.n
 
 
 def _read_hashed(path: Path, count: int) -> tuple[np.ndarray, str]:
-    """Return the values in a file, and their SHA-256, which is computed while they are read."""
+    """Return the values in a pack's file, and their SHA-256, computed while they are read."""
     values, sha256 = np.empty(count, "<f4"), hashlib.sha256()
     data = values.view(np.uint8)
     with path.open("rb", buffering=0) as file, ThreadPoolExecutor(1) as executor:

@@ -24,16 +24,16 @@ class ArrayState:
         self.arrays = arrays
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """The arrays by name, in a dict of its own."""
+        """The arrays that packs hold by name, in a dict of its own."""
         return dict(self.arrays)
 
     def load_state_dict(self, arrays: dict[str, np.ndarray]) -> None:
-        """Take these arrays in their place."""
+        """Take a pack's arrays in the place of these."""
         self.arrays.update(arrays)
 
 
 class Layout(NamedTuple):
-    """The exchanged part of a state, in order.
+    """The part of a state that packs exchange, in order.
 
     Attributes:
         tensors: name, shape and dtype of each.
@@ -51,11 +51,11 @@ class Layout(NamedTuple):
 
     @property
     def count(self) -> int:
-        """The number of parameters that peers exchange."""
+        """The number of parameters in a pack."""
         return sum(math.prod(tensor["shape"]) for tensor in self.tensors)
 
     def keys(self) -> dict:
-        """The fields of a manifest and of a plan that say what travels."""
+        """The fields of a pack's manifest and of a plan that say what travels."""
         return {
             "layout_hash": layout_hash(self.tensors),
             "parameter_count": self.count,
@@ -66,7 +66,7 @@ class Layout(NamedTuple):
 
 
 def layout_of(state: Any, state_filter: dict | None, by_gradient: bool = False) -> Layout:
-    """The part of a state that travels.
+    """The part of a state that travels in packs.
 
     Args:
         state: a state.
@@ -111,7 +111,7 @@ def _add_trained(layout: Layout, start: str, module: Any, state_filter: dict | N
 
 
 def modules_of(state: Any) -> list[tuple[str, Any]]:
-    """The modules of a state with their prefixes, by name.
+    """The modules of a state that packs hold, with their prefixes, by name.
 
     Raises:
         TypeError: it is no state.
@@ -142,7 +142,7 @@ def _with_state_dict(module: Any) -> Any:
 
 
 def float32(tensor: Any) -> np.ndarray:
-    """The values of a tensor in one row, as they travel; a copy only where it must be."""
+    """The values of a tensor in one row, as packs hold them; a copy only where it must be."""
     if not isinstance(tensor, np.ndarray):
         tensor = bits.real(tensor.detach()).float().cpu().contiguous().numpy()
     return np.ascontiguousarray(tensor, "<f4").reshape(-1)
@@ -174,7 +174,7 @@ def load(path: str | Path, layout: Layout, schema: str | None = None) -> None:
 
 
 def _like(values: np.ndarray, tensor: Any) -> Any:
-    """Return values in the dtype, and on the device, of a tensor."""
+    """Return a pack's values in the dtype, and on the device, of a tensor."""
     if isinstance(tensor, np.ndarray):
         return values.astype(tensor.dtype)
     return bits.like(values, tensor).to(tensor.device, tensor.dtype)

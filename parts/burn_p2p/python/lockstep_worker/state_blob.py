@@ -15,7 +15,7 @@ ENCODING = "lockstep-state-v1"
 
 
 def encoded(state: Any) -> bytes:
-    """The bytes of a state.
+    """The bytes of an optimizer's state.
 
     Raises:
         TypeError: something in it is of a type that cannot be written.
@@ -30,7 +30,7 @@ def encoded(state: Any) -> bytes:
 
 
 def decoded(data: bytes) -> Any:
-    """The state of these bytes, its tensors on the CPU.
+    """The optimizer's state of these bytes, its tensors on the CPU.
 
     Raises:
         ValueError: they are no state, or some are missing or left over.

@@ -17,7 +17,7 @@ class TorchModels:
     offers = {"run_inner_loop": "inner_optimizer", "train_window": "inner_optimizer"}
 
     def capability_probe(self) -> dict:
-        """Return what a host of burn_p2p asks of this machine; nothing is measured."""
+        """Return what a host of burn_p2p asks of this machine with torch; measures nothing."""
         device = torch.device(self.runtime_device()).type
         return {
             "preferred_backends": [device],
@@ -26,23 +26,23 @@ class TorchModels:
         }
 
     def materialize_model_artifact_path(self, state: torch.nn.Module, path: str) -> None:
-        """Write all tensors of a model to a file of safetensors, whose package this needs."""
+        """Write all tensors of a torch model to a file of safetensors; needs its package."""
         from safetensors.torch import save_model
 
         save_model(state, path)
 
     def load_model_artifact_path(self, state: torch.nn.Module, path: str) -> None:
-        """Read all tensors of a model from such a file."""
+        """Read all tensors of a torch model from a file of safetensors."""
         from safetensors.torch import load_model
 
         load_model(state, path)
 
     def init_model(self, device: str) -> torch.nn.Module:
-        """A new model on a device."""
+        """Make a new torch model on a device."""
         return self.model().to(device)
 
     def inner_step(self, model: Any, optimizer: torch.optim.Optimizer, rows: Any) -> float:
-        """Take one step of an optimizer, and return the loss before it."""
+        """Take one step of a torch optimizer, and return the loss before it."""
         optimizer.zero_grad()
         loss = bound_model.mean(self.loss(model, rows))
         loss.backward()
@@ -50,7 +50,7 @@ class TorchModels:
         return float(loss.detach())
 
     def _run_inner_loop(self, state: torch.nn.Module, job: dict) -> dict:
-        """Take a job's steps on its rows, from its optimizer's state to the next.
+        """Take a job's steps of torch on its rows, from its optimizer's state to the next.
 
         Each group's own learning rate is scaled by `job["learning_rate_factors"]`, the run's
         schedule.
@@ -79,7 +79,7 @@ class TorchModels:
         return losses
 
     def _train_window(self, state: torch.nn.Module, batches: list[dict]) -> dict:
-        """A step for each file of rows, with a new optimizer."""
+        """Take a step of torch for each file of rows, with a new optimizer."""
         steps = len(jobs.files_of(batches)) or len(batches)
         job, optimizer = {"batches": batches, "num_inner_steps": steps}, self.inner_optimizer(state)
         losses = self._steps(state, optimizer, job, jobs.Rates(optimizer, job))
