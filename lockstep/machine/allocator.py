@@ -26,6 +26,7 @@ TUNABLES = {
     "mxfast": 0,  # small free blocks join their neighbours at once, so large ones fit there again
 }
 SETTINGS = ":".join(f"glibc.malloc.{name}={value}" for name, value in TUNABLES.items())
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4  # of malloc.h
 COMPILED = "/jax/core/compile/backend_compile_duration"  # JAX's name of the event
 
 
@@ -52,21 +53,31 @@ def trim_after_compiling() -> None:
 
 
 @contextmanager
-def trimming() -> Iterator[None]:
-    """Return unused memory to the kernel after each program that JAX compiles within.
+def keeping() -> Iterator[None]:
+    """Keep freed memory within, in a process that was not started with TUNABLES.
 
-    For a process whose allocator has not been tuned; does nothing if it is not glibc's.
+    The same but for huge pages and arenas. Afterwards glibc has the thresholds that it gives
+    itself once a block of 32 MB was freed. Settings of the user stay; does nothing without glibc.
     """
     import jax
 
     if platform.libc_ver()[0] != "glibc":
         yield
         return
+    libc, left = ctypes.CDLL(None), any(n.startswith(("GLIBC_TUN", "MALLOC_")) for n in os.environ)
+    if not left:
+        libc.mallopt(M_MMAP_MAX, 0)
+        libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
     jax.monitoring.register_event_duration_secs_listener(_trim)
     try:
         yield
     finally:
         jax.monitoring.unregister_event_duration_listener(_trim)
+        if not left:
+            libc.mallopt(M_MMAP_MAX, 2**16)
+            libc.mallopt(M_MMAP_THRESHOLD, 2**25)
+            libc.mallopt(M_TRIM_THRESHOLD, 2**26)
+            libc.malloc_trim(0)
 
 
 def _trim(event: str, seconds: float, **_: str | int) -> None:

@@ -294,7 +294,7 @@ def take_rounds(problem: Problem, saved: SavedSimulation, log: Log) -> Result:
     own, shared = jax.device_get(programs.init(params))
     fresh = Start(State(params, shared, (own,) * args.peers), 0, 0)
     with ExitStack() as stack:
-        stack.enter_context(allocator.trimming())
+        stack.enter_context(allocator.keeping())
         newest = saved.newest(fresh.state)
         settings = _with_micro_batch(problem, newest)
         start = saved.record.begin(fresh, settings, newest)

@@ -2,11 +2,13 @@
 
 import os
 import platform
+import resource
 import subprocess
 import sys
 from types import SimpleNamespace
 
 import jax
+import numpy as np
 import pytest
 
 from lockstep.machine import allocator
@@ -64,17 +66,38 @@ def test_each_compilation_ends_with_a_trim_where_the_settings_are_ours(monkeypat
         jax.monitoring.unregister_event_duration_listener(allocator._trim)
 
 
+def test_within_a_block_freed_memory_is_used_again_and_returns_at_the_end(monkeypatch):
+    for name in ("GLIBC_TUNABLES", "MALLOC_ARENA_MAX"):
+        monkeypatch.delenv(name, raising=False)
+
+    def faults() -> int:
+        """Pages that the kernel grants while 64 MB are filled, which were freed before."""
+        np.ones(2**23)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        np.ones(2**23)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    asked = faults()
+    with allocator.keeping():
+        assert 10 * faults() < asked
+    assert 2 * faults() > asked
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "3")
+    with allocator.keeping():
+        assert 2 * faults() > asked
+
+
 def test_within_a_block_each_compilation_ends_with_a_trim(monkeypatch):
     trims: list[int] = []
     libc = SimpleNamespace(malloc_trim=trims.append)
     monkeypatch.setattr(allocator, "ctypes", SimpleNamespace(CDLL=lambda name: libc))
     monkeypatch.setattr(allocator.platform, "libc_ver", lambda: ("glibc", "2.36"))
-    with allocator.trimming():
+    monkeypatch.setenv("GLIBC_TUNABLES", allocator.SETTINGS)
+    with allocator.keeping():
         jax.jit(lambda x: 3 * x)(1.0)
     assert trims == [0]
     jax.jit(lambda x: 4 * x)(1.0)
     assert trims == [0]
     monkeypatch.setattr(allocator.platform, "libc_ver", lambda: ("", ""))
-    with allocator.trimming():
+    with allocator.keeping():
         jax.jit(lambda x: 5 * x)(1.0)
     assert trims == [0]
