@@ -96,7 +96,7 @@ def make_run(
         MODEL,
         {"Distro": distro},
         peers={"count": PEERS, "micro_batch": 2, "seed": seed, "wire": wire}
-        | (RULES if by_rules else {}),
+        | (RULES if by_rules or needs == "rules" else {}),
         rounds=rounds,
         batch=2 * PEERS,
         every=EVERY,
@@ -126,8 +126,8 @@ def scheduled(kind: str, rng: random.Random) -> tuple[int, list[dict]]:
 
 
 def form_for(kind: str) -> str:
-    """The form of messages that a kind needs, as "values" or "plain"; "" if any will do."""
-    return KINDS[kind].needs if KINDS[kind].needs in ("values", "plain") else ""
+    """The form of messages or steps that a kind needs, as "values"; "" if any will do."""
+    return KINDS[kind].needs if KINDS[kind].needs in ("values", "plain", "rules") else ""
 
 
 @cache
@@ -286,7 +286,7 @@ def damage(kinds: list[str], seeds: int) -> Iterator[dict]:
     """The loss after a longer run: honest, with three liars of ten, and with verifiers."""
     import numpy as np
 
-    for needs in ("", "values", "plain"):
+    for needs in ("", "values", "plain", "rules"):
         subset = [kind for kind in kinds if form_for(kind) == needs]
         if not subset:
             continue

@@ -6,7 +6,7 @@ Shapes in names: M micro-batches of B rows, P peers.
 """
 
 from collections.abc import Callable
-from functools import cached_property, partial, reduce
+from functools import cache, cached_property, partial, reduce
 from typing import NamedTuple
 
 import jax
@@ -30,7 +30,7 @@ from lockstep.programs.local_training import (
 from lockstep.programs.placement import DeviceGroup, keep_cut
 from lockstep.programs.task import Task
 from lockstep.same_bits.evaluation import same_bits, without_rule
-from lockstep.same_bits.products import Product
+from lockstep.same_bits.products import OneFlipped, Product
 from lockstep.wire.facts import MessageFacts, facts_of
 from lockstep.wire.message import Form, form_of
 
@@ -74,6 +74,7 @@ class Programs:
         self.lots = Lots(optimizer.inner_steps, lot)
         self.layout_of_messages, self.parts = wire, parts
         self.keep_cut = partial(keep_cut, parts=parts)
+        self.broken = cache(self._broken)
         self._stacks: dict[tuple[DeviceGroup, int], tuple[Callable, Callable]] = {}
         if steps is not None:
             self.steps = steps
@@ -85,12 +86,16 @@ class Programs:
         cut, product = self.keep_cut, self.product
         return TracedSteps(self.task, self.optimizer, self.lots, large, cut, product)
 
-    @cached_property
-    def imprecise(self) -> "Programs":
-        """The same programs in the other precision, for a peer with that fault."""
-        wire, parts = self.layout_of_messages, self.parts
-        lot, task = self.lots.size, self.task.imprecise
-        product = self.product
+    def _broken(self, how: int | None) -> "Programs":
+        """Return the programs of a peer with a fault, or of one without (None).
+
+        0: in the other precision. From 1 on: with a flipped bit in this product of a gradient.
+        """
+        if how is None:
+            return self
+        task = self.task if how else self.task.imprecise
+        product = OneFlipped(self.product, how) if how and self.product else self.product
+        wire, parts, lot = self.layout_of_messages, self.parts, self.lots.size
         return Programs(task, self.optimizer, wire=wire, parts=parts, lot=lot, product=product)
 
     @cached_property

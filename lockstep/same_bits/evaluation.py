@@ -1,6 +1,7 @@
 """A function evaluated by rules that define one number for each of its operations."""
 
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,7 @@ def same_bits(function: Callable[..., Any], product: Product = in_float64) -> Ca
 
     def by_rules(*arguments: Any) -> Any:
         closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
-        evaluation = _ByTheRules(Numbers(Arithmetic.in_program(arguments), product))
+        evaluation = _ByTheRules(Numbers(Arithmetic.in_program(arguments), copy(product)))
         leaves = evaluation.run(closed, jax.tree.leaves(arguments))
         return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
 

@@ -13,6 +13,7 @@ The precision is how many bits an operand keeps:
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -91,6 +92,31 @@ def convolution(x: jax.Array, kernel: jax.Array, settings: dict[str, Any]) -> ja
         operands = [rounded(z, unit_of(z, tuple(range(z.ndim)), bits)) for z in (x, kernel)]
         exact = lax.conv_general_dilated(*operands, **{name: settings[name] for name in names})
         return lax.convert_element_type(exact, np.float32)
+
+
+@dataclass
+class OneFlipped:
+    """The product on a broken chip: of those of a program, as they are traced, one is wrong."""
+
+    product: Product
+    left: int  # products up to that one
+
+    def __call__(self, x: jax.Array, y: jax.Array, dimensions: DotDimensions) -> jax.Array:
+        """Return what `product` does; the wrong one with a flipped bit, in a loop at each turn."""
+        self.left -= 1
+        result = self.product(x, y, dimensions)
+        return result if self.left else jax.jit(flipped_on_a_chip)(result)
+
+
+def flipped_on_a_chip(x: jax.Array) -> jax.Array:
+    """Return x with the highest bit of the fraction of one element flipped.
+
+    It is in the midst of rows: their first token attends to none but itself.
+    """
+    place = np.unravel_index(x.size // 3, x.shape)
+    bits = lax.bitcast_convert_type(x, np.uint32)
+    bits = bits.at[place].set(bits[place] ^ np.uint32(2**22))
+    return lax.bitcast_convert_type(bits, np.float32)
 
 
 PRODUCTS: dict[int, Product] = {20: in_float64, 8: in_blocks}

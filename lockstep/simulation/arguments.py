@@ -81,6 +81,7 @@ class SimulatedKeys(NamedTuple):
 
     count: int
     layout: PeerLayout
+    bits: Bits
     attention: str = "matmul"
     wire: str = "lockstep"
 
@@ -143,7 +144,7 @@ class Arguments(Table):
         self.links.check(self.peers, "peers")
         config = replace(self.config(0), total_steps=self.steps)
         if self.layout != "rounds":
-            peers = SimulatedKeys(self.peers, self.layout)
+            peers = SimulatedKeys(self.peers, self.layout, self.bits)
             check_faults(self.faults, peers, config, self.optimizer, _argument)
         return self
 

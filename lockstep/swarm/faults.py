@@ -8,7 +8,7 @@ traces are in the transcript alone. `lockstep/tables/faults.py` lists the kinds,
 import base64
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -124,12 +124,14 @@ class FaultSchedule:
                 self.fired[fault.kind] += 1
         return done
 
-    def imprecise(self, work: Mapping[int, Work], step: int) -> frozenset[int]:
-        """Return the peers that by a fault compute in another precision than the run's."""
-        peers = {peer for _, _, peer in self._now(step, "wrong_precision") if peer in work}
-        if peers:
-            self.fired["wrong_precision"] += len(peers)
-        return frozenset(peers)
+    def broken(self, peers: Collection[int], step: int) -> dict[int, int]:
+        """Return whose programs are faulty, and which they are: `Programs.broken`."""
+        broken = {}
+        for _, fault, peer in self._now(step, *_kinds("program")):
+            if peer in peers:
+                broken[peer] = int(fault.strength or 0)
+                self.fired[fault.kind] += 1
+        return broken
 
     # ---- Around the exchange ----
 

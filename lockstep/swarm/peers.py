@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import jax
@@ -59,8 +60,8 @@ class RoundSteps(NamedTuple, Generic[M]):
 
     work: Mapping[int, Work]  # work by peer; the others take no step
     number: int  # the round, from 1
-    # peers that compute in another precision than the run's
-    imprecise: frozenset[int] = frozenset()
+    # peers that compute by other programs than the run's, and which: `Programs.broken`
+    broken: Mapping[int, int] = MappingProxyType({})
     # whether peers commit to what they own after the step, and hold what they owned before it,
     # since some of them are to show it (`RunningPeers.before`)
     hashed: bool = False
@@ -228,12 +229,11 @@ class SimulatedPeers:
         failed: dict[int, StepError] = {}
         self._before = {peer: self.own(peer) for peer in steps.work} if steps.hashed else {}
         for peer, work in steps.work.items():
-            replica = self._replica_of(peer)
+            programs = self.programs.broken(steps.broken.get(peer))
+            replica = replace(self._replica_of(peer), programs=programs)
             if one_by_one and (previous := latest.pop(replica.group, None)) is not None:
                 done[previous] = _step_result(results.pop(previous), previous, steps)
                 jax.block_until_ready(done[previous].loss)
-            if peer in steps.imprecise:
-                replica = replace(replica, programs=self.programs.imprecise)
             try:
                 result = replica.step(self._own[peer], work, steps.number)
             except StepError as error:  # its process failed, not this one

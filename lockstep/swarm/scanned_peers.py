@@ -178,7 +178,7 @@ class ScannedPeers(SimulatedPeers):
             replica is self._replicas_at[replica.group]
             and all(a is b for a, b in zip(own, self._own_at, strict=True))
             and steps.number == planned.round.step
-            and not (block.stepped or steps.imprecise or steps.hashed)
+            and not (block.stepped or steps.broken or steps.hashed)
             and steps.work.keys() == planned.work.keys()
             and all(steps.work[peer] is work for peer, work in planned.work.items())
         )

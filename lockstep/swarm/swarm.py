@@ -330,9 +330,9 @@ class Swarm:
         if not assigned:
             return {}, None
         work = self.faults.work(assigned, round_, partial(self._read, round_=round_))
-        imprecise = self.faults.imprecise(assigned, round_.step)
+        broken = self.faults.broken(assigned, round_.step)
         pack = partial(self.outbox.put, round_=round_)
-        steps = RoundSteps(work, round_.step, imprecise, bool(round_.verifiers), pack)
+        steps = RoundSteps(work, round_.step, broken, bool(round_.verifiers), pack)
         packed = self.peers.step(steps)
         if not packed:
             return {}, None

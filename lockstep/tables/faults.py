@@ -70,6 +70,11 @@ def _programs(run: FaultyRun) -> str | None:
     return f"{run.called('peers.attention')} = {text}" if run.peers.attention == "cudnn" else None
 
 
+def _rules(run: FaultyRun) -> str | None:
+    expected = f'{run.called("peers.bits")} = "everywhere" with it, whose products are ours to flip'
+    return _programs(run) or (None if run.peers.bits == "everywhere" else expected)
+
+
 def _verifiers(run: FaultyRun) -> str | None:
     expected = f"{run.called('config.verification_percent')} above 0 with it, so that peers verify"
     return _others(run) or (None if run.config.verification_percent else expected)
@@ -82,12 +87,14 @@ NEEDS: dict[str, Callable[[FaultyRun], str | None]] = {
     "positions": _positions,
     "plain": _plain,
     "programs": _programs,
+    "rules": _rules,
     "verifiers": _verifiers,
 }
 """What kinds of faults need of a run, each with what is expected where it is missing.
 
 Other peers; messages with values that have a size; and other peers and messages with positions that
-each peer chooses; positions that are plain on the wire; a program for each peer; verifiers.
+each peer chooses; positions that are plain on the wire; a program for each peer; also one by rules;
+verifiers.
 """
 
 
@@ -171,6 +178,12 @@ KINDS: dict[str, FaultKind] = {
     "wrong_precision": FaultKind(
         "program", None, "programs", "computes in bfloat16 instead of float32, or the reverse"
     ),
+    "bit_flip": FaultKind(
+        "program",
+        1.0,
+        "rules",
+        "flips a bit of one element of the size-th product of matrices of its gradient",
+    ),
     # ---- the clock ----
     "dropped": FaultKind("clock", None, "", "trains, but its message never arrives"),
     "late": FaultKind("clock", 3600.0, "", "sends its message size seconds late"),
@@ -243,6 +256,8 @@ class Fault(Table):
     def _kind_can_be_done(self) -> "Fault":
         if self.size is not None and KINDS[self.kind].size is None:
             raise wrong("size", f"none, since {self.kind} has no size")
+        if self.kind == "bit_flip" and self.strength % 1:
+            raise wrong("size", "a whole number, by which products are counted from 1")
         if self.kind == "lazy" and self.strength >= 1:
             raise wrong("size", "less than 1, a fraction of the sequences")
         if self.kind == "collude" and len(self.peers) < 2:

@@ -30,5 +30,6 @@ class PeersTable(Protocol):
 
     count: int
     layout: PeerLayout
+    bits: Bits
     attention: Literal["matmul", "cudnn"]
     wire: Literal["lockstep", "psyche"]

@@ -41,6 +41,9 @@ def record(  # noqa: PLR0913 - each is an option
         Literal["step", "merge", "loss", "weights"],
         typer.Option(help="A peer's step, the merge, a loss, or the fresh weights."),
     ] = "step",
+    as_peer: Annotated[
+        bool, typer.Option(help="As the peer computes, with its fault of the run file.")
+    ] = False,
     against: Annotated[
         Path | None, typer.Option(help="Another's record, whose first difference is looked into.")
     ] = None,
@@ -56,7 +59,7 @@ def record(  # noqa: PLR0913 - each is an option
 
     theirs = records.read(against) if against else None
     transcript = Transcript(trained / "transcript")
-    found = Recording(setup, of, round_, peer).record(transcript, theirs)
+    found = Recording(setup, of, round_, peer, as_peer=as_peer).record(transcript, theirs)
     write_named(file, found.model_dump_json() + "\n")
     print(f"record: {file}: {len(found.operations):,} operations, root {found.root}")
     if theirs and against:

@@ -12,6 +12,7 @@ from lockstep.errors import LockstepError
 from lockstep.protocol.attestation import Hash
 from lockstep.protocol.round import Round
 from lockstep.same_bits.evaluation import same_bits
+from lockstep.swarm.faults import FaultSchedule
 from lockstep.transcript.entry import TABLES
 from lockstep.transcript.transcript import Transcript
 from lockstep.transcript.trees import tree_hash
@@ -44,10 +45,24 @@ class _RecordedError(Exception):
 class Recording:
     """The recording of one part of a round of a run."""
 
-    def __init__(self, setup: Setup, of: PartOfRound, step: int, peer: int):
+    def __init__(
+        self, setup: Setup, of: PartOfRound, step: int, peer: int, *, as_peer: bool = False
+    ):
+        """Record `of` a round; `as_peer` by the programs of the peer, with its fault if it has one.
+
+        Raises:
+          LockstepError: The run has no such part that can be recorded.
+        """
         self.setup, self.of, self.step, self.peer = setup, of, step, peer
         self.inputs: dict[str, Hash] = {}
-        run = setup.run
+        run, self.programs = setup.run, setup.programs
+        if as_peer and of != "step":
+            raise LockstepError(
+                f"--as-peer --of {of}: expected --of step, which a peer takes alone"
+            )
+        if as_peer:
+            faults = FaultSchedule(run.faults.schedule, run.peers.seed, self.programs.form)
+            self.programs = self.programs.broken(faults.broken([peer], step).get(peer))
         if of in ("step", "loss") and run.peers.bits != "everywhere":
             raise LockstepError(
                 f'[peers] bits = "{run.peers.bits}", expected "everywhere": {of} goes as compiled, '
@@ -141,7 +156,7 @@ class Recording:
                 return
             elif self.of == "step":
                 replaying.own = {self.peer: replaying.own[self.peer]}
-                self._instead(replaying, "peer_step", setup.programs.step_of_a_peer, STEP)
+                self._instead(replaying, "peer_step", self.programs.step_of_a_peer, STEP)
             else:
                 self._loss(replaying.params.replica.params, entry.round)
             replaying.take(entry)

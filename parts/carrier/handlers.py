@@ -123,7 +123,7 @@ class Operations:
         return Outcome(requests.Created(environment=environment))
 
     def _compile(self, args: requests.Compile, rows_MBW: np.ndarray) -> Outcome:
-        replica = self._replica(imprecise=args.imprecise)
+        replica = self._replica(args.broken)
         replica.compile_step(self.own, Work(rows_MBW, 0))
         return Outcome()
 
@@ -132,7 +132,7 @@ class Operations:
         return Outcome(self._hashed(self.own, args.hash))
 
     def _train(self, args: requests.Train, rows_MBW: np.ndarray) -> Outcome:
-        replica = self._replica(imprecise=args.imprecise)
+        replica = self._replica(args.broken)
         self.before = self._copied(self.own) if args.hash else []
         result = replica.step(self.own, Work(rows_MBW, args.count), args.step)
         self.own = result.own
@@ -190,7 +190,5 @@ class Operations:
         """Return copies of a tree's arrays for an answer: the next step overwrites the device's."""
         return [np.array(leaf) for leaf in leaves(self.group.fetch(tree))]
 
-    def _replica(self, *, imprecise: bool) -> Replica:
-        if not imprecise:
-            return self.replica
-        return replace(self.replica, programs=self.programs.imprecise)
+    def _replica(self, broken: int | None) -> Replica:
+        return replace(self.replica, programs=self.programs.broken(broken))

@@ -227,7 +227,7 @@ class RemotePeers:
                 requests.Train(
                     step=steps.number,
                     count=work.count,
-                    imprecise=peer in steps.imprecise,
+                    broken=steps.broken.get(peer),
                     keep=keep,
                     hash=steps.hashed or self._verifies,
                 ),
@@ -270,11 +270,11 @@ class RemotePeers:
         """
         arrays, compiles = leaves(next(iter(round_steps.work.values())).rows_MB), {}
         for peer in sorted(self.present):
-            imprecise = peer in round_steps.imprecise
-            step = (imprecise, *(array.shape for array in arrays))
+            broken = round_steps.broken.get(peer)
+            step = (broken, *(array.shape for array in arrays))
             if step not in self._compiled.setdefault(peer, set()):
                 self._compiled[peer].add(step)
-                compiles[peer] = PeerRequest(requests.Compile(imprecise=imprecise), arrays)
+                compiles[peer] = PeerRequest(requests.Compile(broken=broken), arrays)
         if compiles:
             self.ask(compiles)
 

@@ -169,8 +169,8 @@ class Created(Table):
 class Compile(Table):
     """Compile the peer's step for rows of this shape; no state changes."""
 
-    imprecise: bool
-    """Whether to compile the step that `train` takes with `imprecise`."""
+    broken: NaturalInt | None
+    """As of the step that `train` takes."""
 
 
 class Align(Table):
@@ -189,8 +189,8 @@ class Train(Table):
     """The round, from 1."""
     count: NaturalInt
     """Number of real rows; the others are padding."""
-    imprecise: bool
-    """Whether to compute in another precision than the run's, for a fault."""
+    broken: NaturalInt | None
+    """For a fault: 0 computes in another precision, n with a bit flipped in the n-th product."""
     keep: bool
     """Whether to give the peer's own state after the step."""
     hash: bool

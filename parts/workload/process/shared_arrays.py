@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from lockstep.machine.shared_memory import SharedMemory
+from parts.workload.process.shared_memory import SharedMemory
 
 
 class SharedArrays:

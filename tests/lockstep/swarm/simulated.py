@@ -50,8 +50,8 @@ def run_of(form: str = "signs", *schedule: dict, verified: bool = False, **chang
     """A run of 8 rounds and 2 windows.
 
     Args:
-      form: of its messages: "signs", "values", "plain" signs on Psyche's wire, "dense" ones, or
-        after local steps those of LOCAL or LATE.
+      form: of its messages: "signs", "values", "plain" signs on Psyche's wire, those of steps by
+        "rules", "dense" ones, or after local steps those of LOCAL or LATE.
       schedule: what goes wrong.
       verified: whether half of the six take the others' steps again: so each message is checked,
         whatever is drawn from its bits, which may be others on another machine.
@@ -75,6 +75,8 @@ def run_of(form: str = "signs", *schedule: dict, verified: bool = False, **chang
         document["model"]["LLM"]["optimizer"]["Distro"]["quantize_1bit"] = False
     elif form == "plain":
         document["peers"]["wire"] = "psyche"
+    elif form == "rules":
+        document["peers"] |= {"bits": "everywhere", "product_bits": 8}
     elif form == "dense":
         document["model"]["LLM"]["optimizer"] = tiny.ADAMW
     elif form in LOCAL | LATE:  # 2 steps of 6 trainers, or of 3 where peers verify

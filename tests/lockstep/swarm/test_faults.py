@@ -75,7 +75,7 @@ def outcome(faults: FaultSchedule, round: Round = ROUND) -> dict[str, object]:
         "work": {
             p: (w.rows_MB.tolist(), w.count) for p, w in faults.work(WORK, round, read).items()
         },
-        "imprecise": faults.imprecise(WORK, step),
+        "broken": faults.broken(WORK, step),
         "arrivals": faults.delay({0: 1.0, 1: 2.0, 2: 3.0}, step),
         "silent": faults.silence(round),
         "away": faults.away(step),
@@ -90,7 +90,7 @@ WHERE = {  # the part of the outcome that is another, by what a kind takes the p
     "message": "messages",
     "bytes": "sent",
     "work": "work",
-    "program": "imprecise",
+    "program": "broken",
     "attestation": "attested",
     "check": "found",
 }

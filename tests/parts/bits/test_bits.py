@@ -10,7 +10,6 @@ import pytest
 from typer.testing import CliRunner
 
 from lockstep.files import read_json
-from parts.bits import by_operation as by_operation_module
 from parts.bits.by_operation import TakenOperation, by_operation, recomputed
 from parts.bits.opened import on_host
 from pipeline import __main__ as command_line
@@ -19,6 +18,7 @@ from tests import tiny
 from tests.errors import refused
 from tests.everywhere import steps
 
+BROKEN = "llama in 8 bits, broken"
 OTHERS = ["qwen3", "deepseek_v3", "ada-distro", "adamw", "muon", "diloco", "llama scanned"]
 
 
@@ -37,15 +37,15 @@ def leaves(tree: object) -> list[bytes]:
 
 CASES = [
     pytest.param("llama in 8 bits", marks=pytest.mark.long),
-    *(pytest.param(case, marks=pytest.mark.soak) for case in OTHERS),
+    *(pytest.param(case, marks=pytest.mark.soak) for case in [*OTHERS, BROKEN]),
 ]
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_operations_taken_one_by_one_have_the_bits_of_the_compiled_step_and_of_numpy(case):
     """By rules a step is a number: it does not matter what computes it, nor in which pieces."""
-    run = steps.run_of(case)
-    programs = programs_of(run, run.llm.checkpoint.config)
+    run = steps.run_of(case.removesuffix(", broken"))
+    programs = programs_of(run, run.llm.checkpoint.config).broken(3 if case == BROKEN else None)
     draw = np.random.default_rng(0)
     params = jax.tree.map(
         lambda x: (0.05 * draw.standard_normal(x.shape)).astype(x.dtype), programs.task.shapes
@@ -58,8 +58,12 @@ def test_operations_taken_one_by_one_have_the_bits_of_the_compiled_step_and_of_n
     taken: list[TakenOperation] = []
     found = by_operation(programs.step_of_a_peer, taken.append)(*arguments)
     assert leaves(found) == leaves(jax.jit(programs.step_of_a_peer)(*arguments))
-    for one in taken:
-        assert leaves(recomputed(one)) == leaves([on_host(x) for x in one.results]), one.name
+    others = [
+        one.name
+        for one in taken
+        if leaves(recomputed(one)) != leaves([on_host(x) for x in one.results])
+    ]
+    assert [name.split()[0] for name in others] == ["dot_general"] * (case == BROKEN)
 
 
 # ---- The commands ----
@@ -71,6 +75,7 @@ def run(tmp_path_factory) -> tuple[str, ...]:
 
     def make(folder: Path) -> None:
         options = {"peers__bits": "everywhere", "peers__product_bits": 8, "config__total_steps": 2}
+        options["faults__schedule"] = [{"kind": "bit_flip", "peer": 1, "rounds": [2, 2], "size": 3}]
         run_file, root = tiny.start(folder, **options)
         tiny.make(run_file, root, "download", "convert", "train")
 
@@ -86,43 +91,35 @@ def right(run, tmp_path_factory) -> Path:
     return file
 
 
-@pytest.fixture
-def broken(monkeypatch) -> None:
-    """A chip that flips the lowest bit of one element of one product."""
-    results_of, products = by_operation_module._results, []
-
-    def flipped(rule, inputs, compiled):
-        results = results_of(rule, inputs, compiled)
-        if "dot_general" in str(rule):
-            products.append(rule)
-            if len(products) == 3:
-                (result,) = (np.array(x) for x in results)
-                result.view(np.uint32).flat[5] ^= 1
-                return [result]
-        return results
-
-    monkeypatch.setattr(by_operation_module, "_results", flipped)
-
-
-def test_the_first_operation_that_differs_is_named_with_its_line_and_who_is_right(
-    run, right, broken, tmp_path, request
+def test_the_owner_of_a_broken_chip_and_an_auditor_find_the_product_and_who_is_right(
+    run, right, tmp_path
 ):
     wrong = tmp_path / "wrong.json"
     arguments = ("--round", 2, "--peer", 1, *run)
-    status, printed = bits("record", wrong, *arguments, "--against", right)
+    status, printed = bits("record", wrong, *arguments, "--as-peer", "--against", right)
     assert status == 1
-    opened = read_json(wrong)["opened"]
+    opened, operations = read_json(wrong)["opened"], read_json(right)["operations"]
     (number,) = re.findall(r"operation (\d+), dot_general of float32 at \w+/\w+\.py:\d+", printed)
-    assert int(number) == opened["number"]
+    products = [n for n, (name, *_) in enumerate(operations) if name.startswith("dot_general")]
+    assert int(number) == opened["number"] == products[2]
     (found, bits_found), (right_value, right_bits) = (
         opened["first"]["found"],
         opened["first"]["right"],
     )
-    assert int(bits_found, 16) ^ int(right_bits, 16) == 1
+    assert int(bits_found, 16) ^ int(right_bits, 16) == 2**22
     assert found in printed and right_value in printed
     status, printed = bits("compare", right, wrong)
     assert status == 1 and f"{wrong}: WRONG" in printed and f"{right}: has" in printed
     assert wrong.stat().st_size < 5e6
+
+
+def test_a_peer_has_its_fault_in_the_rounds_of_its_fault_alone(run, tmp_path):
+    one, two = tmp_path / "one.json", tmp_path / "two.json"
+    for file, asked in ((one, []), (two, ["--as-peer"])):
+        bits("record", file, "--round", 1, "--peer", 1, *run, *asked)
+    assert two.read_bytes() == one.read_bytes()
+    with refused("--as-peer", "merge"):
+        bits("record", one, *run, "--as-peer", "--of", "merge")
 
 
 def test_records_of_one_machine_are_equal_and_a_third_says_who_is_right(run, right, tmp_path):

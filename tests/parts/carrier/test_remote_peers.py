@@ -30,8 +30,7 @@ def train(run: runfile.Run, folder, form: str = "signs", fails: Fails | None = N
     lab = simulated.lab(form)
 
     def programs_of(theirs: runfile.Run, *_: object) -> Programs:
-        same = theirs.peers.precision == lab.run.peers.precision
-        return lab.programs if same else lab.imprecise()
+        return lab.programs
 
     carrier = Loopback(run.peers.count, *([fails] if fails else []))
     setup = lab.setup(run)

@@ -23,11 +23,11 @@ from tests.errors import refused
 from tests.lockstep.swarm import simulated
 from tests.parts.carrier import operations_page
 
-TRAIN = {"step": 7, "count": 2, "imprecise": False, "keep": True, "hash": False}
+TRAIN = {"step": 7, "count": 2, "broken": None, "keep": True, "hash": False}
 CREATE = {"run": {"a": [1.5, None]}, "model": {"b": {}}, "first_step": 3, "columns": ["text"]}
 REQUESTS = {
     "create": (requests.Create(**CREATE), CREATE),
-    "compile": (requests.Compile(imprecise=True), {"imprecise": True}),
+    "compile": (requests.Compile(broken=0), {"broken": 0}),
     "align": (requests.Align(step=7, hash=True), {"step": 7, "hash": True}),
     "train": (requests.Train(**TRAIN), TRAIN),
     "optimize": (
@@ -117,11 +117,11 @@ def test_a_step_that_was_compiled_before_compiles_nothing_and_gives_the_same_bit
 
     def train(process: Operations) -> tuple[Outcome, int]:
         before = lowered["programs"]
-        asked = requests.Train(step=1, count=2, imprecise=False, keep=True, hash=True)
+        asked = requests.Train(step=1, count=2, broken=None, keep=True, hash=True)
         return process.handle(PeerRequest(asked, [rows])), lowered["programs"] - before
 
     ready, other = process(), process()
-    ready.handle(PeerRequest(requests.Compile(imprecise=False), [rows]))
+    ready.handle(PeerRequest(requests.Compile(broken=None), [rows]))
     (done, of_ready), (expected, of_other) = train(ready), train(other)
     assert (of_ready, of_other > 0) == (0, True)
     assert done.values == expected.values

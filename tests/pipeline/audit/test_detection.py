@@ -46,7 +46,7 @@ HARMLESS = {"caught": (None, None), "found": ()}
 LOST = {"kind": "dropped", "peer": 2, "rounds": [1, ROUNDS]}
 
 USUALLY = {"bytes": AT_ONCE, "clock": HARMLESS}  # by what a kind takes the place of
-FORMS = {"values": "values", "plain": "plain"}  # by the messages that it needs
+FORMS = {form: form for form in ("values", "plain", "rules")}  # that a kind needs
 CASES = {
     kind: Case(FORMS.get(row.needs, "signs"), **USUALLY.get(row.wraps, {}))
     for kind, row in KINDS.items()
@@ -84,7 +84,10 @@ SWEEP = [  # every other kind that dense messages can carry
     for form in ("dense", *LOCAL)
     for kind, case in CASES.items()
     if (kind, form) not in USUAL
-    and (KINDS[kind].needs != "plain" and (KINDS[kind].needs != "positions" or form == "largest"))
+    and (
+        KINDS[kind].needs not in ("plain", "rules")
+        and (KINDS[kind].needs != "positions" or form == "largest")
+    )
 ]
 SWEEP += [(kind, CASES[kind]._replace(form="values")) for kind in ("sign_flip", "lazy", "copycat")]
 KIND_OF = {  # a finding, by why its peer was ejected
@@ -118,7 +121,7 @@ LOCAL_FORMS = [
 ]
 
 
-@pytest.mark.parametrize("form", ["signs", "values", "plain", "dense", *LOCAL_FORMS])
+@pytest.mark.parametrize("form", ["signs", "values", "plain", "rules", "dense", *LOCAL_FORMS])
 def test_an_honest_run_has_no_findings_and_loses_nobody(form, honest):
     for verified in (False, True):
         seen = honest(form, verified)
@@ -181,7 +184,7 @@ def test_a_fault_is_seen_and_nobody_else_is_named(kind, case, verified, honest, 
     elif kind != "denying_witness":
         assert not seen.ejected
         found = [row for row in seen.blamed if row[1] == LIAR]
-        if kind == "wrong_precision":  # its signs may be the true ones for a round
+        if KINDS[kind].wraps == "program":  # its signs may be the true ones for a round
             found = [(max(FIRST, (step - 1) // 4 * 4 + 1), *rest) for step, *rest in found]
         assert found == [(step, LIAR, what, applied) for step, what, applied in case.found]
         assert {peer for _, peer, _, _ in seen.blamed} == (liars if case.found else set())

@@ -278,11 +278,12 @@ def scheduled(kind: str, **changes) -> tuple[str, object]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_fault_loads_in_a_run_that_has_what_it_needs(kind):
     needed = {"not_finite": [VALUES], "duplicated": [PLAIN], "false_verifier": [VERIFIED]}
+    needed["bit_flip"] = [("peers.bits", "everywhere")]
     changes = {"collude": {"peer": [0, 2]}, "join": {"rounds": [1, 9]}}.get(kind, {})
     edits = [VALUES] if kind.startswith("scale_") else needed.get(kind, [])
     run = load(scheduled(kind, **changes), *edits)
     assert run.faults.schedule[0].kind == kind
-    needs = {"values", "plain"} & {KINDS[kind].needs}
+    needs = {"values", "plain", "rules"} & {KINDS[kind].needs}
     assert bool(needs) == bool(edits) or kind == "false_verifier"
 
 
