@@ -52,6 +52,8 @@ CASES = {
     for kind, row in KINDS.items()
 } | {
     "drift": Case("values"),
+    # too little for a sign of these messages: its own state tells
+    "bit_flip": Case("rules", found=((FIRST, "state", True), (5, "state", True))),
     "collude": Case(peer=(LIAR, 5)),  # which trains when it does
     "equivocation": Case(caught=("two messages",) * 2, found=()),
     "join": Case(rounds=(1, 3), **HARMLESS),
@@ -92,7 +94,7 @@ SWEEP = [  # every other kind that dense messages can carry
 SWEEP += [(kind, CASES[kind]._replace(form="values")) for kind in ("sign_flip", "lazy", "copycat")]
 KIND_OF = {  # a finding, by why its peer was ejected
     "no message": {"payload", "commitment", "ejected"},
-    "false message": {"message"},
+    "false message": {"message", "state"},
     "two messages": {"equivocation"},
     "false witness": {"attestation"},
     "false check": {"check"},
