@@ -9,8 +9,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
+from lockstep.same_bits.elementary import NEAREST
 from parts.bits.opened import FLIP, Arrays, on_host
 
 InNumPy = Callable[..., Any]  # of arrays, and of the equation that asks for it
@@ -72,6 +74,30 @@ def _platform(equation: Any) -> np.ndarray:
     return np.asarray(platforms.index(None) if cpu is None else cpu, np.int32)
 
 
+def _extreme(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a largest or smallest with -0 below 0, as XLA has them and NumPy has not."""
+
+    def extreme(*inputs: np.ndarray, **axis: Any) -> np.ndarray:
+        found = np.asarray(function(*inputs, **axis))
+        if not is_real(found):
+            return found
+        integer = np.dtype(f"i{found.itemsize}")
+        in_order = function(*(_turned(x.view(integer)) for x in inputs), **axis)
+        return np.where(np.isnan(found), found, _turned(np.asarray(in_order)).view(found.dtype))
+
+    return extreme
+
+
+def _turned(bits: np.ndarray) -> np.ndarray:
+    """Return the bits of numbers as integers in the order of the numbers, or these as bits."""
+    return np.where(bits < 0, bits ^ np.iinfo(bits.dtype).max, bits)
+
+
+def is_real(x: Any) -> bool:
+    """Return whether an array is of real numbers, bfloat16's too."""
+    return bool(jnp.issubdtype(x.dtype, jnp.floating))
+
+
 def _over_axes(function: Callable[..., np.ndarray]) -> InNumPy:
     return lambda x, equation: function(x, axis=equation.params["axes"])
 
@@ -96,16 +122,18 @@ MOVES: dict[str, InNumPy] = {
 SINGLE: dict[str, InNumPy] = {
     "abs": _alike(np.abs), "add": _alike(np.add), "add_any": _alike(np.add),
     "and": _alike(np.bitwise_and), "ceil": _alike(np.ceil),
-    "clamp": lambda low, x, high, _: np.minimum(np.maximum(x, low), high),
+    "clamp": lambda low, x, high, _: _extreme(np.minimum)(_extreme(np.maximum)(x, low), high),
     "eq": _alike(np.equal), "floor": _alike(np.floor), "ge": _alike(np.greater_equal),
     "gt": _alike(np.greater), "is_finite": _alike(np.isfinite), "le": _alike(np.less_equal),
-    "lt": _alike(np.less), "max": _alike(np.maximum), "min": _alike(np.minimum),
+    "lt": _alike(np.less), "max": _alike(_extreme(np.maximum)), "min": _alike(_extreme(np.minimum)),
     "mul": _alike(np.multiply), "ne": _alike(np.not_equal), "neg": _alike(np.negative),
     "not": _alike(np.bitwise_not), "or": _alike(np.bitwise_or),
-    "reduce_and": _over_axes(np.all), "reduce_max": _over_axes(np.max),
-    "reduce_min": _over_axes(np.min), "reduce_or": _over_axes(np.any), "rem": _alike(np.fmod),
+    "reduce_and": _over_axes(np.all), "reduce_max": _over_axes(_extreme(np.max)),
+    "reduce_min": _over_axes(_extreme(np.min)), "reduce_or": _over_axes(np.any), 
+    "rem": lambda x, y, _: np.where(y == 0, x, np.fmod(x, y | (y == 0))),
     "shift_left": _alike(np.left_shift), "shift_right_arithmetic": _alike(np.right_shift),
-    "sign": _alike(np.sign), "sqrt": _alike(np.sqrt), "square": _alike(np.square),
+    "sign": lambda x, _: np.copysign(np.sign(x), x) if is_real(x) else np.sign(x),
+    "sqrt": _alike(np.sqrt), "square": _alike(np.square),
     "sub": _alike(np.subtract), "xor": _alike(np.bitwise_xor),
 }  # fmt: skip
 # What only a rule asks for, of numbers for which it is exact or rounded in one way
@@ -114,7 +142,12 @@ OF_RULES: dict[str, InNumPy] = {
     "convert_element_type": _alike(lambda x: x), "div": _alike(np.divide), "dot_general": _dot,
     "platform_index": _platform, "round": _alike(np.rint),
 }  # fmt: skip
-ARITHMETIC = {"add", "add_any", "convert_element_type", "div", "mul", "sqrt", "square", "sub"}
+# Of which subnormal numbers are 0
+FLUSHED = {
+    "add", "add_any", "ceil", "clamp", "convert_element_type", "div", "eq", "floor", "ge", "gt",
+    "le", "lt", "max", "min", "mul", "ne", "reduce_max", "reduce_min", "sign", "sqrt", "square",
+    "sub",
+}  # fmt: skip
 
 
 def moves(equation: Any) -> bool:
@@ -135,32 +168,37 @@ def in_numpy(equation: Any, inputs: Arrays) -> Arrays:
     if function is None or _differs(equation):
         results = equation.primitive.bind(*inputs, **equation.params)
         return [on_host(x) for x in (results if equation.primitive.multiple_results else [results])]
-    if name in ARITHMETIC:
-        inputs = [_flushed(x) for x in inputs]
+    widens = name == "convert_element_type" and "bfloat16" in _types(equation)  # or cuts
+    flushes = name in FLUSHED and not widens
     with np.errstate(all="ignore"):
+        inputs = [_flushed(x) for x in inputs] if flushes else inputs
         results = function(*inputs, equation)
-    if name == "split":
-        return results
-    result = np.asarray(results).astype(avals[0].dtype, copy=False)
-    return [_flushed(result) if name in ARITHMETIC else result]
+        if name == "split":
+            return results
+        result = np.asarray(results).astype(avals[0].dtype, copy=False)
+        return [_flushed(result) if flushes else result]
+
+
+def _types(equation: Any) -> list[str]:
+    return [str(variable.aval.dtype) for variable in (*equation.invars, *equation.outvars)]
 
 
 def _differs(equation: Any) -> bool:
-    """Return whether NumPy has another result: of what does not fit an integer, and of paddings."""
-    types = [str(variable.aval.dtype) for variable in (*equation.invars, *equation.outvars)]
-    if equation.primitive.name == "pad":
-        return any(
-            min(low, high) < 0 or inner for low, high, inner in equation.params["padding_config"]
-        )
-    return (
-        equation.primitive.name == "convert_element_type"
-        and "float" in types[0]
-        and "int" in types[1]
-    )
+    """Return whether NumPy has another result: of paddings, ties, and what does not fit a type."""
+    name, settings, types = equation.primitive.name, equation.params, _types(equation)
+    if name == "round":
+        return settings["rounding_method"] != NEAREST
+    if name == "pad":
+        return any(min(low, high) < 0 or inner for low, high, inner in settings["padding_config"])
+    if name in ("div", "dot_general"):
+        return "int" in types[0]
+    if name == "shift_right_arithmetic":
+        return types[0].startswith("uint")
+    return name == "convert_element_type" and "float" in types[0] and "int" in types[1]
 
 
 def _flushed(x: np.ndarray) -> np.ndarray:
-    """Return NumPy numbers of which subnormal ones are 0, as on a CPU of XLA."""
-    if x.dtype.kind != "f" or x.dtype.itemsize < 4:
+    """Return numbers of which subnormal ones are 0, as on a CPU of XLA."""
+    if not is_real(x) or x.dtype == np.float16:
         return x
-    return np.where(np.abs(x) < np.finfo(x.dtype).tiny, np.copysign(x.dtype.type(0), x), x)
+    return np.where(np.abs(x) < jnp.finfo(x.dtype).tiny, np.copysign(x.dtype.type(0), x), x)
