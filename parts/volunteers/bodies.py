@@ -44,6 +44,8 @@ class RunDocument(Body):
     """Hash of what a first step gives on every machine; null where machines may differ."""
     state_bytes: Annotated[int, Field(ge=0, lt=2**45)]
     """The one size of a file of params and shared state; 0 of a run whose states have none."""
+    planted: Hash | None = None
+    """SHA-256 of planted.json; null where the lab plants no lies."""
     lab: KeyText
     """Who admits, and signed this."""
 

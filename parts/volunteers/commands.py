@@ -52,11 +52,12 @@ def open_(
     run: RunFile = DEFAULT_RUN,
     root: Root = DEFAULT_ROOT,
     file: KeyFile = DEFAULT_KEY,
+    seal: Annotated[Path | None, typer.Option(help="By which slots of yours lie.")] = None,
 ) -> None:
     """Open a run in an empty folder of a store, after `lockstep download` and `convert`."""
     from parts.volunteers import joining
 
-    joining.open_run(store, run, root, file)
+    joining.open_run(store, run, root, file, seal)
 
 
 @volunteer.command()
@@ -106,6 +107,19 @@ def gc(store: Where, file: KeyFile = DEFAULT_KEY) -> None:
     from parts.volunteers.store.schemes import open_store
 
     print(f"gc: {collecting.collect(open_store(store), keys.read(file))}")
+
+
+@volunteer.command()
+def unseal(
+    store: Where,
+    seal: Annotated[Path, typer.Argument(metavar="SEAL", help="File of `open --seal`.")],
+    file: KeyFile = DEFAULT_KEY,
+) -> None:
+    """Say at your run's end in which slots you planted lies."""
+    from parts.volunteers import keys, planted
+    from parts.volunteers.store.schemes import open_store
+
+    print(f"unseal: {planted.unseal(open_store(store), keys.read(file), seal)}")
 
 
 @volunteer.command()

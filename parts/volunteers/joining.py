@@ -17,7 +17,7 @@ from lockstep.swarm.swarm import NotFiniteError
 from lockstep.swarm.training_loop import Record, TrainingLoop
 from lockstep.transcript.entry import TABLES, Header
 from lockstep.transcript.transcript import Transcript, Writer
-from parts.volunteers import keys, layout
+from parts.volunteers import keys, layout, planted
 from parts.volunteers.chain import statements
 from parts.volunteers.chain.act import End
 from parts.volunteers.chain.chain import Chain
@@ -105,8 +105,8 @@ MAY_BE_LARGE = "where a run's data and checkpoint may be that large, say so with
 PATIENCE = NetSettings(attempts=3, stall_seconds=10.0)  # until a run's document is read
 
 
-def open_run(address: str, run_file: Path, root: Path, key_file: Path) -> None:
-    """Open the run of a run file in a store, whose rights and conditions are tried first."""
+def open_run(address: str, run_file: Path, root: Path, key_file: Path, seal: Path | None) -> None:
+    """Open the run of a run file in a store, which is tried first; slots may lie by a `seal`."""
     run, paths, key = runfile.load(run_file), Paths("train", run_file, root), keys.read(key_file)
     if run.links.clock != "store":
         raise LockstepError(
@@ -117,7 +117,7 @@ def open_run(address: str, run_file: Path, root: Path, key_file: Path) -> None:
     probe(store)
     devices.prepare(run)
     setup = set_up.read(run, paths.need("convert"), paths.need("download"))
-    document = opening.open_run(store, setup, key)
+    document = opening.open_run(store, setup, key, seal and planted.read(seal)[2])
     print(f"open: {address}: {document.slots} slots, {size(document.payload_bytes)} a message")
 
 

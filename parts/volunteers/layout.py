@@ -12,6 +12,7 @@
     states/00000100/007/0000          a chunk of it
     own/00000100/007/index            hashes of the chunks of a peer's own state, which was drawn
     own/00000100/007/0000             a chunk of it
+    planted.json                      the lab's seal, whose hash is in run.json: put at the end
     collected/0000.json               up to which round the lab removed payloads and states
     addresses/007/00004.sealed        signed: addresses of some rounds, which peer 7 alone can read
 
@@ -23,7 +24,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 MOST_SLOTS = 256
-RUN, ADMISSIONS, COLLECTED = "run.json", "peers/", "collected/"
+RUN, ADMISSIONS, COLLECTED, PLANTED = "run.json", "peers/", "collected/", "planted.json"
 ROUNDS, STATES, OWN = "rounds/", "states/", "own/"
 # Bytes of what is signed, newlines at its end included.
 RECORD_BYTES, JOIN_BYTES, LEAVE_BYTES, SHOWN_BYTES = 2048, 4096, 1024, 1024

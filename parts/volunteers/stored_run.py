@@ -11,7 +11,7 @@ from lockstep.swarm.training_loop import Start, StartingPoint
 from lockstep.transcript.entry import Entry
 from lockstep.transcript.observer import Observer
 from lockstep.transcript.transcript import Writer
-from parts.volunteers import keys, layout
+from parts.volunteers import keys, layout, planted
 from parts.volunteers.bodies import RunDocument
 from parts.volunteers.chain import statements
 from parts.volunteers.chain.chain import Chain
@@ -63,11 +63,13 @@ class StoredRun(Observer):
         return LateJoiner(chain, states, self.setup.settings).begin(start, peers, writer)
 
     def swarm(self, *arguments: Any, spool: Path, **more: Any) -> StoredSwarm:
-        """Return the peers of the run, from the arguments of `Swarm`."""
+        """Return the peers of the run, from the arguments of `Swarm`; its faults are the last."""
         volunteer, chain = self.process.volunteer, self.process.chain
         if volunteer is not None:
             transcript, store = spool / "transcript", chain.store
             self.own_states = OwnStates(store, chain.run, volunteer, transcript, self.start.step)
+            lies = planted.faults_of(volunteer, chain.document, self.setup)
+            arguments = (*arguments[:-1], lies) if lies else arguments
         takes = self.setup.run.snapshots(self.start.step).takes
         return StoredSwarm(
             self.process, takes, self._states(spool), *arguments, spool=spool, **more

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lockstep.errors import LockstepError, RequestError
 from lockstep.files import read_bytes
-from parts.volunteers import joining, layout
+from parts.volunteers import joining, layout, planted
 from parts.volunteers.joining import FollowedRun
 from parts.volunteers.keys import SCHEME, PublicKey, parse_public
 from parts.volunteers.replaying import (
@@ -21,6 +21,7 @@ from parts.volunteers.replaying import (
 from parts.volunteers.signed import MOST_BYTES
 from parts.volunteers.store.schemes import open_store
 from parts.volunteers.training.process import Onlooker
+from pipeline.audit.verdict import Finding
 from pipeline.command_options import MOST_GB
 from pipeline.net.limits import NetSettings
 from pipeline.recheck.claim import PublicClaim
@@ -86,19 +87,26 @@ def verify(  # noqa: PLR0913
                 replayed.append(replay(setup, transcript, chain, w))
             except RequestError as error:
                 lacking[w] = error
-    wrong = [text for w in replayed for text in _accusation(w)]
-    if wrong := [*(end.wrong if end else ()), *wrong]:
-        raise LockstepError("; ".join(wrong))
+    accused = {w.request: bool(w.findings) for w in replayed if w.messages and not w.why}
+    lies = planted.report(chain, transcript, accused)
+    others = (
+        f for w in replayed for f in w.findings if (f.kind, f.peer, f.round) not in lies.shown
+    )
+    if wrong := [*(end.wrong if end else ()), *map(_accusation, others)]:
+        raise LockstepError("; ".join([*wrong, *lies.texts]))
     for w in requested.keys() & lacking.keys():
         raise lacking[w]
-    repeated = [w for w in replayed if w.messages]
+    repeated = [w for w in replayed if w.messages and not w.findings]
     why_not = [] if repeated else ["no window with messages was repeated: --replay PEER:WINDOW"]
     why_not += [] if lab else ["that the run is its lab's is its own word: --key KEY, the lab's"]
     why_not += [w.why for w in repeated if w.why]
+    why_not += ["messages are lies that the lab planted, or may be"] if lies.texts else []
     why_not += end.refused if end else []
     why_not += _not_shown(audits, lacking, source, asks_all=DRAWN in replays)
     claims = [*_claims(followed, repeated), _drawn_claim(audits)]
     claims += [_lab_claim(chain.document.lab, knows=lab is not None)]
+    known = "sampled" if lies.values else "stated"
+    claims += [PublicClaim("planted", known, text, lies.values) for text in lies.texts]
     after = chain.signed_later(chain.snapshots.end, "closed", in_all=not follows)
     if beyond := end.beyond if end else [name for name, _ in after]:
         text = f"{len(beyond)} objects of later rounds, which count for nothing: {beyond[0]}"
@@ -150,16 +158,13 @@ def _drawn_claim(audits: Sequence[AuditState]) -> PublicClaim:
     return PublicClaim("audits", "proven", text if audits else "no window is drawn yet", values)
 
 
-def _accusation(replayed: RepeatedWindow) -> list[str]:
+def _accusation(finding: Finding) -> str:
     """Say what a replay found, and what in the store shows it."""
-    texts = []
-    for finding in replayed.findings:
-        text = f"round {finding.round}, {finding.kind}: {finding.detail}"
-        if finding.peer is not None:
-            name = layout.of_peer(finding.round, finding.peer, "record")
-            text = f"peer {finding.peer}, {text}; it signed {name}"
-        texts.append(text)
-    return texts
+    text = f"round {finding.round}, {finding.kind}: {finding.detail}"
+    if finding.peer is None:
+        return text
+    name = layout.of_peer(finding.round, finding.peer, "record")
+    return f"peer {finding.peer}, {text}; it signed {name}"
 
 
 def _claims(followed: FollowedRun, replayed: Sequence[RepeatedWindow]) -> list[PublicClaim]:

@@ -73,9 +73,7 @@ class RoundRead:
     links: dict[int, SlotContent] = field(default_factory=dict)  # what stands in the slots
     seen: dict[int, float] = field(default_factory=dict)  # when that was seen first
     refused: dict[int, str] = field(default_factory=dict)  # why a link is refused, in their order
-    listed: dict[str, int] = field(
-        default_factory=dict
-    )  # names of the round, and when each was put
+    listed: dict[str, int] = field(default_factory=dict)  # its names, and when each was put
     first_listed: dict[str, float] = field(default_factory=dict)  # when each was listed first
     everywhere: bool = False  # whether all slots were looked into just now
     next_round: int = 0  # when the newest object of the next round was put; 0 without any

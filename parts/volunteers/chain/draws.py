@@ -22,6 +22,9 @@ class AuditDraw(NamedTuple):
     first: int  #: Its first round.
     last: int  #: Its last round.
     seconds: int  #: When its last link was put, by the store's clock.
+    key: str  #: Whose messages it has; "" if the slot changed hands within it.
+    signer: int  #: Whose link drew.
+    by_chance: bool  #: Whether the link's hash decided; else it is always drawn.
 
 
 def is_drawn(link: str, peer: int, windows: int, percent: float) -> bool:
@@ -45,35 +48,41 @@ class AuditDraws:
 
     percent: float
     drawn: list[AuditDraw] = field(default_factory=list)
-    _senders: dict[int, str] = field(default_factory=dict)  # of the open window: key by peer
+    spared: list[AuditDraw] = field(default_factory=list)
+    _senders: dict[int, tuple[str, ...]] = field(default_factory=dict)  # of the open window
     _windows: dict[int, tuple[str, int]] = field(default_factory=dict)  # of a slot's newest key
 
     def took(self, senders: Mapping[int, str]) -> None:
         """Account for a round, by whose messages stand in its link: the key of each peer."""
-        self._senders |= senders
+        for peer, key in senders.items():
+            before = self._senders.get(peer, ())
+            self._senders[peer] = before if before[-1:] == (key,) else (*before, key)
 
     def close(
         self, number: int, rounds: tuple[int, int], link: str, signer: int, seconds: int
     ) -> list[AuditDraw]:
         """Draw which of the windows that a link of `signer` closes are audited."""
         drawn = []
-        for peer, key in sorted(self._senders.items()):
+        for peer, (*others, key) in sorted(self._senders.items()):
             last_key, count = self._windows.get(peer, (key, 0))
             self._windows[peer] = key, (count if last_key == key else 0) + 1
             windows = self._windows[peer][1]
-            if peer == signer or is_drawn(link, peer, windows, self.percent):
-                drawn.append(AuditDraw(peer, number, *rounds, seconds))
+            by_chance, key = windows > FIRST and peer != signer, "" if others else key
+            one = AuditDraw(peer, number, *rounds, seconds, key, signer, by_chance)
+            is_one = not by_chance or is_drawn(link, peer, windows, self.percent)
+            (drawn if is_one else self.spared).append(one)
         self._senders.clear()
         self.drawn += drawn
         return drawn
 
     def to_json(self) -> list[Any]:
         """Return all of it, for a checkpoint."""
-        return [[*self.drawn], [*self._senders.items()], [*self._windows.items()]]
+        draws = [*self.drawn], [*self.spared]
+        return [*draws, [*self._senders.items()], [*self._windows.items()]]
 
     def restore(self, data: list[Any]) -> None:
         """Go on from a checkpoint."""
-        drawn, senders, windows = data
-        self.drawn = [AuditDraw(*draw) for draw in drawn]
-        self._senders = dict(senders)
+        drawn, spared, senders, windows = data
+        self.drawn, self.spared = ([AuditDraw(*one) for one in some] for some in (drawn, spared))
+        self._senders = {peer: tuple(some) for peer, some in senders}
         self._windows = {peer: (key, count) for peer, (key, count) in windows}

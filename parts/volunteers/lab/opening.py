@@ -60,14 +60,15 @@ def state_bytes(state: State) -> int:
     return 0 if any(map(is_blob, jax.tree.leaves(agreed))) else saved_bytes(agreed)
 
 
-def open_run(store: Store, setup: Setup, key: PrivateKey) -> RunDocument:
-    """Put run.json.
+def open_run(store: Store, setup: Setup, key: PrivateKey, planted: Hash | None) -> RunDocument:
+    """Put run.json, with the hash of the lab's seal if it plants lies.
 
     Raises:
       LockstepError: there is another run.
     """
     tested = self_test(setup) if setup.run.peers.bits == "everywhere" else None
-    document = document_of(setup, public_text(key), tested)
+    named = {"planted": planted}
+    document = document_of(setup, public_text(key), tested).model_copy(update=named)
     if not store.create(layout.RUN, sign(document, key)):
         raise LockstepError(
             f"{store.address}/{layout.RUN}: exists already, expected an empty folder"

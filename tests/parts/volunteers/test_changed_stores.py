@@ -299,6 +299,7 @@ NAMES = [
     (r"run\.json", "the lab", False),
     (r"peers/\d{3}/\d{3}\.json", "the lab", False),
     (r"collected/\d{4}\.json", "the lab", False),
+    (r"planted\.json", "run.json, by SHA-256", False),
     (r"addresses/\d{3}/\d{5}\.sealed", "the lab, within what is sealed", False),
     (r"rounds/\d{8}/001\.(record|join|leave|closed|asked|shown)", "the slot's peer", True),
     (r"rounds/\d{8}/001\.payload", "its record, by SHA-256", True),
@@ -323,7 +324,7 @@ def test_each_name_of_a_store_has_one_signer_whom_alone_the_printed_policy_lets_
     stored = finished / "store"
     names = [p.relative_to(stored).as_posix() for p in stored.rglob("*") if p.is_file()]
     names += [layout.addresses(1, 0), layout.collected(0), layout.of_peer(1, 1, "leave")]
-    names += [layout.admission(1, 1), f"{layout.state_folder(3, 1)}index"]
+    names += [layout.admission(1, 1), f"{layout.state_folder(3, 1)}index", layout.PLANTED]
     for name in names:
         if name.startswith("."):
             continue

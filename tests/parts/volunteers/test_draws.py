@@ -25,7 +25,7 @@ def test_first_two_windows_of_a_newcomer_are_drawn_and_later_ones_by_the_links_h
 def test_draws_follow_a_slots_key_and_a_checkpoint():
     draws = AuditDraws(0.0)
     for number, senders in enumerate(({0: "a", 1: "b"}, {0: "a"}, {0: "a", 1: "b"}, {0: "z"})):
-        draws.took({})
+        draws.took({0: "y"} if number == 3 else {})
         draws.took(senders)
         restored = AuditDraws(0.0)
         restored.restore(json.loads(json.dumps(draws.to_json())))
@@ -34,7 +34,8 @@ def test_draws_follow_a_slots_key_and_a_checkpoint():
         draws.close(number, rounds, LINKS[number], 1, 100 + number)
     found = [(one.peer, one.number) for one in draws.drawn]
     assert found == [(0, 0), (1, 0), (0, 1), (1, 2), (0, 3)]  # the last with a new key
-    assert draws.drawn[-1] == AuditDraw(0, 3, 10, 12, 103)
+    assert draws.drawn[-1] == AuditDraw(0, 3, 10, 12, 103, "", 1, by_chance=False)
+    assert draws.spared == [AuditDraw(0, 2, 7, 9, 102, "a", 1, by_chance=True)]
 
 
 def test_who_signed_the_link_that_draws_is_drawn_whatever_its_hash_is():

@@ -168,7 +168,8 @@ def test_a_lab_learns_that_nobody_could_join_before_it_opens(case, tmp_path):
     run_file = tmp_path / "run.toml"
     run_file.write_text(as_text.run_file(runfile.parse(tables, "run.json")))
     with pytest.raises(RequestError, match=f"{key} is "):
-        joining.open_run(f"file://{tmp_path / 'new'}", run_file, tmp_path, tmp_path / "lab.pem")
+        new = f"file://{tmp_path / 'new'}"
+        joining.open_run(new, run_file, tmp_path, tmp_path / "lab.pem", None)
     assert not (tmp_path / "new").exists()
 
 

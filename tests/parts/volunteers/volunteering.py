@@ -7,7 +7,8 @@ from pathlib import Path
 
 import tomlkit
 
-from parts.volunteers import keys
+from lockstep.files import write_json
+from parts.volunteers import keys, layout, planted
 from parts.volunteers.chain.links import RoundLink
 from parts.volunteers.lab import opening, signing
 from parts.volunteers.signed import sign, unsigned
@@ -51,12 +52,15 @@ def opened(
     alone: bool = False,
     store: str = "",
     by: str = "",
+    lies: dict[int, str] | None = None,
     **changes: object,
 ) -> str:
     """Open a run, with a root for each volunteer, which the lab has admitted.
 
     The run is in `store`, folder/store without one, whose address the volunteers have as `by`; if
     that is another, the lab signs their addresses.
+
+    The last slot is the lab's own, if it has planted `lies`: kinds by round.
 
     The lab trains the same run `alone`, in one process without a store, from which all others have
     their programs compiled.
@@ -73,13 +77,18 @@ def opened(
     lab, there = keys.create(folder / "lab.pem"), open_store(address)
     run, paths = runfile.load(base / "run.toml"), Paths("train", base / "run.toml", base)
     setup = set_up.read(run, paths.out("convert"), paths.out("download"))
-    opening.open_run(there, setup, lab)
+    seal = folder / f"{peers - 1:03}" / layout.PLANTED
+    if lies:
+        own = keys.public_text(keys.create(seal.with_name("key.pem")))
+        write_json(seal, {"lies": {own: lies}, "word": "ab" * 32})
+    opening.open_run(there, setup, lab, planted.read(seal)[2] if lies else None)
     for peer in (*range(peers), None):
         root = folder / ("follower" if peer is None else f"{peer:03}")
         shutil.copytree(base / "data", root / "data", ignore=shutil.ignore_patterns("trained"))
         found["runtime"]["store"] = by or address
         if peer is not None:
-            key = keys.create(root / "key.pem")
+            file = root / "key.pem"
+            key = keys.read(file) if file.exists() else keys.create(file)
             opening.admit(there, peer, keys.public_text(key), lab)
             found["runtime"]["volunteer_key"] = str(root / "key.pem")
         else:
@@ -132,9 +141,9 @@ def finish(folder: Path) -> None:
 
 
 def finish_with_a_lie(folder: Path) -> None:
-    """Make a run of one window, in whose round 2 peer 1 lies."""
+    """Make a run of one window: peer 1 lies in round 2, and peer 2, which is planted, in 3."""
     lie = {"kind": "sign_flip", "peer": 1, "rounds": [2, 2]}
-    opened(folder, 3, config__total_steps=3, faults__schedule=[lie])
+    opened(folder, 3, lies={3: "sign_flip"}, config__total_steps=3, faults__schedule=[lie])
     started = [train(folder, f"{peer:03}") for peer in range(3)]
     assert ended(started) == [0] * 3, output(folder)
 
