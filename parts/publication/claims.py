@@ -49,19 +49,8 @@ HEADINGS: dict[Kind, str] = {
 # The most important first; files beside the weights, whose claims have their names, are at "".
 ORDER = (
     *("digests", "commit", "signature", "files", "start", "weights", "windows"),
-    *(
-        "not_comparable",
-        "held_out",
-        "card",
-        "",
-        "data",
-        "tasks",
-        "left_out",
-        "other_windows",
-        "workload",
-        "code",
-        "beacon",
-    ),
+    *("not_comparable", "held_out", "card", "", "data", "tasks", "left_out", "other_windows"),
+    *("workload", "code", "beacon"),
     *("held_out_split", "findings", "accusations", "verdict", "losses", "keys"),
 )
 
@@ -74,6 +63,7 @@ class Verified:
     claims: list[PublicClaim]
     why_not: list[str]  # why it is consistent only, and not verified; empty where it is
     share: str = ""  # how much was computed again, for the line of a verified one
+    training: dict[str, Any] | None = None  # of a publication, as an attestation has it
 
     @property
     def outcome(self) -> VerifyOutcome:
@@ -90,6 +80,7 @@ class Verified:
             "reason": "; ".join(self.why_not) or None,
             "bitwise": self.bitwise,
             "claims": {claim.name: claim.to_json() for claim in self.claims},
+            "training": self.training,
         }
 
     @property

@@ -127,6 +127,13 @@ SigningKey = Annotated[
     Path | None,
     typer.Option("--sign", help="Sign with this private key, in PEM: EC, P-256 for example."),
 ]
+VerifiersKeys = Annotated[
+    list[Path] | None, typer.Option("--key", help="A verifier's public key, in PEM; repeats.")
+]
+Weights = Annotated[list[Path] | None, typer.Option(help="A file of its weights; repeats.")]
+Proven = Annotated[
+    list[str] | None, typer.Option(metavar="CLAIM", help="A claim that has to be proven; repeats.")
+]
 Follow = Annotated[
     bool, typer.Option("--follow", help="Of volunteers: a line a round, until the run ends.")
 ]
@@ -217,6 +224,7 @@ def verify(  # noqa: PLR0913 - each is an option
     worker_path: WorkerPath = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     attest: AttestFile = None,
+    signing_key: SigningKey = None,
 ) -> None:
     """Check a publication, or a run of volunteers: follow its params, repeat a sample."""
     from lockstep.machine import allocator
@@ -226,25 +234,37 @@ def verify(  # noqa: PLR0913 - each is an option
     from pipeline.runfile import Network
 
     allocator.tune()
-    if attest is not None and not named_place(attest).parent.is_dir():
-        raise typer.BadParameter(f"{attest.parent}: no such folder", param_hint="--attest")
     limits = Limits(max_gb, Network(attempts=attempts, stall_seconds=stall_seconds))
     asks = ReaderAsks(seed, windows, checkpoint, shards, tasks, key)
     listings: list[PublicListing] = []
     try:
+        _check_attest(attest, signing_key)
         check_word(seed)
         worker = unchecked_bundle.WorkerOfReader(worker_python, worker_module, worker_path)
         published = partial(_verify, source, root, limits, asks, worker, listings)
         verified = _verify_source(context, limits, published)
         outcome, result, text = verified.outcome, verified.to_json(), verified.text
     except LockstepError as error:
-        outcome, result = _outcome(error), {"reason": str(error), "bitwise": False, "claims": {}}
+        nothing = {"bitwise": False, "claims": {}, "training": None}
+        outcome, result = _outcome(error), {"reason": str(error)} | nothing
         text = f"{outcome.word}: {error}"
     result = {"verified": not outcome.status, "outcome": outcome.word} | result
     print(json.dumps(result) if as_json else text)
     if attest is not None:
-        _attest(attest, listings, asks, outcome, result)
+        _attest(attest, listings, asks, outcome, result, signing_key)
     raise typer.Exit(outcome.status)
+
+
+def _check_attest(path: Path | None, key: Path | None) -> None:
+    """Check, before there is anything to write, that an attestation can be written and signed."""
+    from parts.publication import signature
+
+    if path is not None and not named_place(path).parent.is_dir():
+        raise typer.BadParameter(f"{path.parent}: no such folder", param_hint="--attest")
+    if key is not None and path is None:
+        raise typer.BadParameter("expected --attest FILE too", param_hint="--sign")
+    if key is not None:
+        signature.check_private(key)
 
 
 def _attest(
@@ -253,6 +273,7 @@ def _attest(
     asks: "ReaderAsks",
     outcome: VerifyOutcome,
     result: dict[str, Any],
+    signing_key: Path | None,
 ) -> None:
     """Write the outcome of `verify`, unless nothing was decided."""
     if outcome not in DECIDED or not listings:
@@ -260,7 +281,34 @@ def _attest(
         return
     from parts.publication import in_toto
 
-    in_toto.write(path, listings[0], asks, outcome, result)
+    in_toto.write(path, listings[0], asks, outcome, result, signing_key)
+
+
+@app.command(epilog=table(), rich_help_panel=RESULTS)
+def attestation(
+    file: Annotated[Path, typer.Argument(help="What `lockstep verify --attest` wrote.")],
+    keys: VerifiersKeys = None,
+    weights: Weights = None,
+    share: Annotated[float, typer.Option(help="Share of all windows repeated, at least.")] = 0,
+    proven: Proven = None,
+    method: Annotated[str, typer.Option(help="The method, as a run file names it.")] = "",
+    data: Annotated[str, typer.Option(help="The data's SHA-256, as `[pins] data`.")] = "",
+) -> None:
+    """Check an attestation: who signed it, of which weights, and what it says."""
+    from parts.publication import in_toto
+
+    due = {name: value for name, value in (("--method", method), ("--data", data)) if value}
+    try:
+        said = in_toto.read(file, keys or (), weights or ())
+        in_toto.check_asked(said, share, proven or (), due)
+    except LockstepError as error:
+        print(f"{(outcome := _outcome(error)).word}: {error}")
+        raise typer.Exit(outcome.status) from error
+    rows = [f"  - {name}: {shown(json.dumps(value))}" for name, value in said.training.items()]
+    first, rest = said.text.split("\n", 1)
+    print(first, "its verifier says:", rest, "what was trained, as known as these", sep="\n")
+    print(*rows, "not shown here: whose key it is, and that its holder did as it says", sep="\n")
+    raise typer.Exit(said.outcome.status)
 
 
 def _outcome(error: Exception) -> VerifyOutcome:

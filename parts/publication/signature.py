@@ -10,6 +10,7 @@ not used: it can only hash a whole folder again, where a reader has a part of it
 import hashlib
 import json
 from base64 import b64decode, b64encode
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -110,7 +111,6 @@ def check_private(key: Path) -> None:
 
 def sign(digests: dict[str, str], name: str, key: Path) -> bytes:
     """Return a publication's signature `model.sig` for files of the folder `name`, by SHA-256."""
-    private = _key(key, "private")
     resources = [
         {"name": file, "algorithm": "sha256", "digest": digests[file]} for file in sorted(digests)
     ]
@@ -126,9 +126,14 @@ def sign(digests: dict[str, str], name: str, key: Path) -> bytes:
             "serialization": serialization | {"ignore_paths": [*IGNORED]},
         },
     }
-    payload = json.dumps(statement, indent=1).encode()
+    return seal(json.dumps(statement, indent=1).encode(), key)
+
+
+def seal(payload: bytes, key: Path) -> bytes:
+    """Return a sigstore bundle around an in-toto statement, signed with a private key."""
     from cryptography.hazmat.primitives.asymmetric import ec
 
+    private = _key(key, "private")
     signature = private.sign(_signed_bytes(payload), ec.ECDSA(_hash_of(private.curve)))
     material = {"publicKey": {"hint": fingerprint(private.public_key())}, "tlogEntries": []}
     envelope = {
@@ -140,38 +145,45 @@ def sign(digests: dict[str, str], name: str, key: Path) -> bytes:
     return json.dumps(bundle).encode() + b"\n"
 
 
-def check(signature: bytes | None, digests: dict[str, str], key: Path | None) -> PublicClaim:
-    """Return the claim on who published the files, by their signature.
+def unseal(content: bytes, keys: Collection[Path], where: str) -> tuple[bytes, str]:
+    """Return the statement in a sigstore bundle, and the key that is said to have signed it.
 
-    Args:
-      signature: The content of `model.sig`, or None where there is none.
-      digests: SHA-256 of each published file, by its name, the list of files too.
-      key: File of the public key that the reader expects, or None: then the content is compared,
-        and who signed it is stated.
+    One of the public `keys` has to have signed it, if there are any; errors call it `where`.
+    """
+    bundle = validate_json(SigstoreBundle, content, where)
+    signer = bundle.verificationMaterial.publicKey.hint
+    payload = _decoded(bundle.dsseEnvelope.payload, where)
+    public = {fingerprint(key): key for key in (_key(path, "public") for path in keys)}
+    if public and signer not in public:
+        expected = " or ".join(f"sha256:{sha256}" for sha256 in public)
+        raise LockstepError(
+            f"{where}: signed by the key sha256:{signer}, expected the key {expected}"
+        )
+    if public:
+        found = _decoded(bundle.dsseEnvelope.signatures[0].sig, where)
+        _verify(public[signer], found, payload, where)
+    return payload, signer
+
+
+def check(signature: bytes | None, digests: dict[str, str], key: Path | None) -> PublicClaim:
+    """Return the claim on who published the files, the list too, by `digests`, their SHA-256.
+
+    `signature` is the content of `model.sig`, if there is one. Without the public `key` that a
+    reader expects it is compared with the files, and who signed it is stated.
 
     Raises:
       LockstepError: There is a signature of other files, or none by the reader's key.
     """
-    public = None if key is None else _key(key, "public")
-    expected = None if public is None else fingerprint(public)
+    if signature is None and key is not None:
+        expected = fingerprint(_key(key, "public"))
+        raise LockstepError(
+            f"{SIGNATURE}: no such file, expected a signature by the key sha256:{expected}"
+        )
     if signature is None:
-        if expected is not None:
-            raise LockstepError(
-                f"{SIGNATURE}: no such file, expected a signature by the key sha256:{expected}"
-            )
         return PublicClaim("signature", "stated", "who published it", {"key": None})
-    bundle = validate_json(SigstoreBundle, signature, SIGNATURE)
-    signer = bundle.verificationMaterial.publicKey.hint
-    payload = _decoded(bundle.dsseEnvelope.payload)
-    if public is not None:
-        if signer != expected:
-            raise LockstepError(
-                f"{SIGNATURE}: signed by the key sha256:{signer}, expected the key "
-                f"sha256:{expected} of {key}"
-            )
-        _verify(public, _decoded(bundle.dsseEnvelope.signatures[0].sig), payload)
+    payload, signer = unseal(signature, [] if key is None else [key], SIGNATURE)
     _compare(validate_json(SignedStatement, payload, SIGNATURE), digests)
-    if public is None:
+    if key is None:
         text = f"that the holder of the key sha256:{signer} signed it"
         return PublicClaim("signature", "stated", text, {"key": signer})
     text = f"signed by the holder of the key sha256:{signer}"
@@ -187,7 +199,9 @@ def fingerprint(public: "ec.EllipticCurvePublicKey") -> str:
     ).hexdigest()
 
 
-def _verify(public: "ec.EllipticCurvePublicKey", signature: bytes, payload: bytes) -> None:
+def _verify(
+    public: "ec.EllipticCurvePublicKey", signature: bytes, payload: bytes, where: str
+) -> None:
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -195,7 +209,7 @@ def _verify(public: "ec.EllipticCurvePublicKey", signature: bytes, payload: byte
         public.verify(signature, _signed_bytes(payload), ec.ECDSA(_hash_of(public.curve)))
     except InvalidSignature:
         raise LockstepError(
-            f"{SIGNATURE}: the signature does not match the content and the key "
+            f"{where}: the signature does not match the content and the key "
             f"sha256:{fingerprint(public)}, expected one that does"
         ) from None
 
@@ -225,11 +239,11 @@ def _signed_bytes(payload: bytes) -> bytes:
     return f"DSSEv1 {len(PAYLOAD)} {PAYLOAD} {len(payload)} ".encode() + payload
 
 
-def _decoded(text: str) -> bytes:
+def _decoded(text: str, where: str) -> bytes:
     try:
         return b64decode(text, validate=True)
     except ValueError:
-        raise LockstepError(f"{SIGNATURE}: found other characters, expected base64") from None
+        raise LockstepError(f"{where}: found other characters, expected base64") from None
 
 
 # ---- Keys ----

@@ -4,12 +4,15 @@ import hashlib
 from contextlib import closing
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from lockstep import __version__
-from lockstep.errors import LockstepError, brief
-from lockstep.files import sha256_file
+from lockstep.errors import LockstepError, brief, expecting
+from lockstep.files import read_json, sha256_file
+from lockstep.tables.validation import validate
+from lockstep.transcript import curves
 from lockstep.transcript.transcript import Transcript
-from parts.publication import layout
+from parts.publication import in_toto, layout
 from parts.publication import transcript as published_transcript
 from parts.publication.claims import Verified, in_order
 from parts.publication.layout import MANIFEST, DrawnWindow, Publication, ReaderAsks
@@ -63,7 +66,11 @@ def verify(
     why_not += published.draw.why_not_verified(len(published.chosen))
     if not published.same_release:
         why_not.append(f"release {brief(publication.release)} wrote it, and this is {__version__}")
-    return Verified(published.why is None, in_order(claims), why_not, _share(published))
+    claims = in_order(claims)
+    share, odds = in_toto.sampled({claim.name: claim.values for claim in claims})
+    training = _training(published) | {"share": share, "odds": odds}
+    validate(in_toto.TrainedRun, training, f"{outputs.PROOF}/")  # what records say may be anything
+    return Verified(published.why is None, claims, why_not, _share(published), training)
 
 
 def _share(published: PublishedRun) -> str:
@@ -71,6 +78,33 @@ def _share(published: PublishedRun) -> str:
     rounds, stated = len(published.transcript.rounds), published.stated_rounds
     text = f"{len(published.repeated)} of {published.draw.total} windows were repeated"
     return f"{text}, and {stated} of {rounds} rounds are its author's word" if stated else text
+
+
+def _training(published: PublishedRun) -> dict[str, Any]:
+    """Return what was trained, as `in_toto.TrainedRun` has it, but for its sample."""
+    run, transcript = published.run, published.transcript
+    llm, made = run.model_dump(mode="json")["model"]["LLM"], published.made["train"]
+    method, rounds, folder = run.llm.optimizer.tag(), transcript.rounds, published.folder
+    code = {k: v for k, v in made.content.items() if not k.startswith(("[", "stage "))}
+    with expecting(f"{outputs.PROOF}/", "records of the stages", *in_toto.NONE_OF_OURS):
+        source = read_json(folder / outputs.SHARDS)["source"]
+        start = read_json(folder / outputs.SOURCE)
+        data = {"name": brief(source["read"]), "listing": source["sha256"], "pin": run.pins.data}
+        start = {"kind": start["checkpoint"], "seed": start.get("seed"), "sha256": start["sha256"]}
+    return {
+        "format": 1,
+        "method": method,
+        "settings": {} if isinstance(llm["optimizer"], str) else llm["optimizer"][method],
+        "schedule": llm["lr_schedule"],
+        "peers": run.peers.count,
+        "data": data | {"shards": published.files[outputs.SHARDS]},
+        "start": start | {"params": transcript.hashes(transcript.snapshots[0]).params},
+        "rounds": len(rounds),
+        "tokens": curves.rows(transcript)[-1]["tokens"],
+        "bytes": sum(m.bytes for entry in rounds for m in entry.evidence.messages.values()),
+        "machines": [transcript.header.environment],
+        "digests": {"transcript": transcript.hash, "code": digest(code)},
+    }
 
 
 def _audited(

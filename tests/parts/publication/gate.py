@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from lockstep.files import sha256_file
-from parts.publication import fetch, layout, transcript
+from parts.publication import fetch, in_toto, layout, transcript
 from pipeline.recheck import outputs
 from pipeline.runfile import Network
-from tests.gate.cases import BOMB, DEEP, SPARSE
-from tests.gate.folders import IN_TREE, MOST, ONLY_BOMB, PLAIN, WITHIN, FolderRow
+from tests.gate.cases import BOMB, DEEP, DEVICE, PIPE, SPARSE
+from tests.gate.folders import ALONE, IN_TREE, IRREGULAR, MOST, ONLY_BOMB, PLAIN, WITHIN, FolderRow
 from tests.gate.servers import FILE, JSON, LISTING, NAMED, Place, ServerRow, model_on_hub
 from tests.pipeline.net import token_servers
 
@@ -44,6 +44,14 @@ def _packed(folder: Path) -> None:
 
 def _unpack(folder: Path, out: Path) -> None:
     transcript.unpack_file(folder / "rounds.jsonl.gz", out / "rounds.jsonl", 1000)
+
+
+def _attestation(folder: Path) -> None:
+    (folder / "a.json").write_text("{}")
+
+
+def _read_attestation(folder: Path, _: Path) -> None:
+    in_toto.read(folder / "a.json", (), ())
 
 
 def _verify(source: Path | str, out: Path, network: Network = Network()) -> None:  # noqa: B008
@@ -90,6 +98,9 @@ FOLDERS = [
     FolderRow(
         "`verify`: a compressed file", _packed, "rounds.jsonl.gz", _unpack,
         ONLY_BOMB | {BOMB: "over 1000 bytes unpacked"}),
+    FolderRow(
+        "`attestation`", _attestation, "a.json", _read_attestation,
+        {PIPE: IRREGULAR, DEVICE: IRREGULAR, SPARSE: "over ", **ALONE, BOMB: PLAIN}),
 ]  # fmt: skip
 SERVERS = [
     ServerRow("`verify`, an address", _on_server, _verify_there, JSON | {DEEP: NAMED}, FILE),
