@@ -89,7 +89,7 @@ def follow_rounds(setup: Setup, folder: Path, key: str, onlooker: Onlooker) -> F
 
 
 def _header(setup: Setup, key: str) -> Header:
-    """Return the header of a transcript in which nothing is measured."""
+    """Return the header of a followed run's transcript, in which nothing is measured."""
     return Header(
         key=key,
         run=setup.run.model_dump(mode="json", include=TABLES),
@@ -181,7 +181,7 @@ def follow(
 def _fetch_run(
     address: str, root: Path, use: Use, runtime: Runtime, network: NetSettings
 ) -> tuple[runfile.Run, Path]:
-    """Write the run file of a run in a store, as it runs here."""
+    """Write the run file of a run in a store, as it runs here for who joins."""
     document, _, _ = statements.read_run(open_store(address, network))
     if document.release != (ours := opening.release()):
         raise RequestError(f"{address}: was opened by release {document.release}, expected {ours}")

@@ -31,7 +31,7 @@ SMALL_ORDER = {0, 1, PRIME - 1, ORDER_8, PRIME - ORDER_8}  # y of the 8 points
 
 
 def create(path: Path) -> PrivateKey:
-    """Make a key, and write it to a new file.
+    """Make a key of a person, and write it to a new file.
 
     Raises:
       LockstepError: there is a file of that name.
@@ -53,7 +53,7 @@ def create(path: Path) -> PrivateKey:
 
 
 def read(path: Path) -> PrivateKey:
-    """Read a key, which nobody but its owner may read or write.
+    """Read a person's key, which nobody but its owner may read or write.
 
     Raises:
       LockstepError: others may, or it is not an Ed25519 key.
@@ -74,13 +74,13 @@ def read(path: Path) -> PrivateKey:
 
 
 def public_text(key: PrivateKey | PublicKey) -> str:
-    """Return the public key as people send it to each other."""
+    """Return a public key, KEY, as people send it to each other."""
     public = key.public_key() if isinstance(key, PrivateKey) else key
     return f"{SCHEME}{public.public_bytes_raw().hex()}"
 
 
 def parse_public(text: str, where: str) -> PublicKey:
-    """Return the public key of a text, which `where` names in errors.
+    """Return the public key of a KEY's text, which `where` names in errors.
 
     A point of small order is refused, since anybody can make a signature that it accepts.
     """

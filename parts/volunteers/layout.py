@@ -41,7 +41,7 @@ OF_A_ROUND = re.compile(rf"rounds/([0-9]{{8}})/([0-9]{{3}})\.({'|'.join(KINDS)})
 
 
 class RoundObject(NamedTuple):
-    """What a name of a round stands for."""
+    """What a name of a round stands for, by the store's layout."""
 
     step: int
     what: str  #: One of `KINDS`.
@@ -49,7 +49,7 @@ class RoundObject(NamedTuple):
 
 
 def link_bytes(slots: int) -> int:
-    """Return the length of a link of a run with so many slots."""
+    """Return the length in a store of a link of a run with so many slots."""
     return LINK_BYTES + LINK_BYTES_A_SLOT * slots
 
 
@@ -59,7 +59,7 @@ def signed_bytes(what: str, slots: int) -> int:
 
 
 def round_folder(step: int) -> str:
-    """Return the prefix of a round's names."""
+    """Return the prefix of a round's names in the store."""
     return f"{ROUNDS}{step:08}/"
 
 
@@ -69,38 +69,38 @@ def of_peer(step: int, peer: int, what: str) -> str:
 
 
 def admission(peer: int, number: int) -> str:
-    """Return the name of a statement on who has a slot."""
+    """Return the name in the store of a statement on who has a slot."""
     return f"{ADMISSIONS}{peer:03}/{number:03}.json"
 
 
 def state_folder(step: int, peer: int) -> str:
-    """Return the prefix of the chunks of the state after a round that a peer closed."""
+    """Return the prefix in the store of a state's chunks after a round that a peer closed."""
     return f"{STATES}{step:08}/{peer:03}/"
 
 
 def own_folder(step: int, peer: int) -> str:
-    """Return the prefix of the chunks of a peer's own state after a round."""
+    """Return the prefix in the store of the chunks of a peer's own state after a round."""
     return f"{OWN}{step:08}/{peer:03}/"
 
 
 def step_of(name: str) -> int | None:
-    """Return the round after which a state was taken, from a part's name; None for other names."""
+    """Return the round after which a state was taken, from its stored name; None for others."""
     match = OF_A_STATE.fullmatch(name)
     return None if match is None else int(match[1])
 
 
 def collected(number: int) -> str:
-    """Return the name of a notice of what the lab removed."""
+    """Return the name in the store of a notice of what the lab removed."""
     return f"{COLLECTED}{number:04}.json"
 
 
 def addresses(peer: int, number: int) -> str:
-    """Return the name of a peer's file of addresses; the first is number 0."""
+    """Return the name in the store of a peer's file of addresses; the first is number 0."""
     return f"addresses/{peer:03}/{number:05}.sealed"
 
 
 def parse(name: str) -> RoundObject | None:
-    """Return the round, peer and kind of an object from its name; None for other names.
+    """Return the round, peer and kind of an object from its name in the store; None for others.
 
     Readers ignore every other name.
     """
@@ -112,7 +112,7 @@ def parse(name: str) -> RoundObject | None:
 
 
 def count(is_there: Callable[[int], bool]) -> int:
-    """Count how many of 0, 1, 2, ... are there. If one is missing, all after it are.
+    """Count how many of the names 0, 1, 2, ... are there. If one is missing, so are all after it.
 
     It takes about twice as many looks as the number has binary digits.
     """

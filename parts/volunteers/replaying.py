@@ -41,7 +41,7 @@ class ReplayRequest(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "ReplayRequest":
-        """Return what PEER:WINDOW means."""
+        """Return the peer and window to replay that PEER:WINDOW means."""
         peer, _, number = text.partition(":")
         if not (peer.isdecimal() and number.isdecimal()):
             raise RequestError(f"--replay {text}, expected PEER:WINDOW, as 3:7")
@@ -52,7 +52,7 @@ class ReplayRequest(NamedTuple):
 
 
 class AuditState(NamedTuple):
-    """How it stands with a drawn window: with what its peer owned before it.
+    """How it stands with a drawn window to replay: with what its peer owned before it.
 
     known: Everybody knows it. shown: The peer says that it put it. awaited: It still may.
     missing: It did not in time. unsigned: Bytes stand in the peer's place that it did not sign, so
@@ -64,17 +64,17 @@ class AuditState(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Where the peer was to say that it put it."""
+        """Where the peer was to say that it put its state to be replayed."""
         return layout.of_peer(self.drawn.first - 1, self.drawn.peer, "shown")
 
     @property
     def request(self) -> ReplayRequest:
-        """The window."""
+        """The drawn window as one to be replayed."""
         return ReplayRequest(self.drawn.peer, self.drawn.number)
 
 
 def audit_states(setup: Setup, transcript: Transcript, chain: Chain) -> list[AuditState]:
-    """Return the state of each window that was drawn so far."""
+    """Return how it stands with the replay of each window that was drawn so far."""
     audits, seconds = [], volunteers_of(setup.run).audit_seconds
     for draw in chain.draws.drawn:
         window, until = Window(draw.first, draw.last), draw.seconds + seconds
@@ -131,7 +131,7 @@ def _window(setup: Setup, transcript: Transcript, request: ReplayRequest) -> Win
 
 
 def _bring_own(setup: Setup, transcript: Transcript, chain: Chain, step: int, peer: int) -> None:
-    """Fetch what a peer owned after a round, which is what it committed to then."""
+    """Fetch for a replay what a peer owned after a round, which is what it committed to."""
     folder, path = layout.own_folder(step, peer), transcript.own_file(step, peer)
     expected, owned = (
         transcript.hashes(step).own[peer],

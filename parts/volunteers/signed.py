@@ -33,7 +33,7 @@ AnyBody = TypeVar("AnyBody", bound=Body)
 
 
 def canonical(value: Any) -> bytes:
-    """Return the one encoding of a JSON value."""
+    """Return the one encoding of a JSON value that is signed."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return text.encode()
 
@@ -105,7 +105,7 @@ def is_signed(
 
 
 def _parts(content: bytes, where: str) -> tuple[bytes, bytes]:
-    """Return the body and the signature of canonical JSON."""
+    """Return the body and the signature of a signed object's canonical JSON."""
     try:
         document = loads(content)
         same = canonical(document) == content

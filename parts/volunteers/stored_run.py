@@ -35,7 +35,7 @@ from pipeline.start.set_up import Setup, self_test
 
 @dataclass
 class StoredRun(Observer):
-    """A run over a store.
+    """A run of volunteers over a store.
 
     start: The state before the first round, with what the peer here owns alone.
     process: The run's links, and who trains here.
@@ -49,11 +49,11 @@ class StoredRun(Observer):
 
     @property
     def observers(self) -> list[Observer]:
-        """Who follows the rounds: this keeps how far the links were followed."""
+        """Who follows the stored run's rounds: this keeps how far the links were followed."""
         return [self]
 
     def begin(self, start: StartingPoint, peers: SimulatedPeers, writer: Writer) -> StartingPoint:
-        """Return where a run goes on; with `[runtime] from_state` it begins after a state."""
+        """Return where a stored run goes on; with `[runtime] from_state` it is after a state."""
         chain, folder = self.process.chain, writer.folder.parent
         chain.restore(start.extras)
         chain.signed = SignedRounds(folder / FOLDER)
@@ -76,11 +76,11 @@ class StoredRun(Observer):
         )
 
     def saves(self) -> dict[str, Any]:
-        """Return how far the links were followed, for a checkpoint."""
+        """Return how far the stored run's links were followed, for a checkpoint."""
         return self.process.chain.to_json()
 
     def kept(self, entry: Entry, progress: RunProgress) -> None:
-        """Put what the volunteer here owned, where it was drawn lately."""
+        """Put what the stored run's volunteer owned, where it was drawn lately."""
         if self.own_states is None:
             return
         chain, seconds = self.process.chain, volunteers_of(self.setup.run).audit_seconds
@@ -138,7 +138,7 @@ def run_before(setup: Setup, onlooker: Onlooker | None) -> StoredRun:
 
 
 def _check(setup: Setup, document: RunDocument, address: str) -> None:
-    """Check that this machine would do what the run asks for."""
+    """Check that this machine would do what the stored run asks for."""
     local = opening.document_of(setup, document.lab)
     fields = "release", "run", "pins", "start", "slots", "payload_bytes", "own_bytes", "state_bytes"
     for name in fields:
@@ -163,7 +163,7 @@ def _test(setup: Setup, document: RunDocument, address: str) -> None:
 
 
 def _volunteer(setup: Setup, admissions: Admissions) -> Volunteer | None:
-    """Return who trains here, by its key."""
+    """Return who trains here in the stored run, by its key."""
     name = runtime_of(setup.run).volunteer_key
     if not name:
         return None

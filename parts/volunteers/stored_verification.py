@@ -122,7 +122,7 @@ def _not_shown(
     *,
     asks_all: bool,
 ) -> list[str]:
-    """Say which drawn windows cannot be repeated, and of which the lab may end the slot for it."""
+    """Say which drawn windows `verify` cannot repeat, and whose slot the lab may end for it."""
     texts = []
     for audit in audits:
         error, peer = lacking.get(audit.request), audit.drawn.peer
@@ -137,7 +137,7 @@ def _not_shown(
 
 
 def _lab(key: Path) -> PublicKey:
-    """Return the reader's key of a lab: KEY itself, or what a file has."""
+    """Return the lab's key that `verify` was given: KEY itself, or what a file has."""
     text = str(key)
     if not text.startswith(SCHEME):
         text = read_bytes(key, MOST_BYTES).decode(errors="replace").strip() if key.is_file() else ""

@@ -48,7 +48,7 @@ class StoreRuntime(CoreRuntime):
 
     @property
     def begins_late(self) -> bool:
-        """Whether a training may begin after rounds that others trained."""
+        """Whether a volunteer's training may begin after rounds that others trained."""
         return self.from_state
 
 

@@ -11,7 +11,7 @@ from pipeline.sources.provider import Dataset
 
 @contextmanager
 def opened(run: runfile.Run) -> Iterator[Dataset | None]:
-    """Yield what reads the workload's data, or None where the run takes none of a workload."""
+    """Yield what reads the dataset of the workload, or None where the run takes none of one."""
     location = run.llm.data_location
     if not (workload_of(run).factory and isinstance(location, DataWorkload)):
         yield None

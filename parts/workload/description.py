@@ -28,7 +28,7 @@ TensorName = Annotated[str, Field(pattern=r"^[^/\x00-\x1f]+$", max_length=500)]
 
 
 class Tensor(Table):
-    """A tensor whose values travel, in the order of packs."""
+    """A described tensor whose values travel, in the order of packs."""
 
     name: TensorName
     """Its name, as in a state dict."""
@@ -38,7 +38,7 @@ class Tensor(Table):
 
 
 class KeptTensor(Table):
-    """A tensor of floating-point numbers that stays as it is."""
+    """A described tensor of floating-point numbers that stays as it is."""
 
     name: TensorName
     why: Literal["frozen", "excluded", "buffer", "statistics"]
@@ -77,28 +77,28 @@ class Description(Table):
 
     @property
     def counts_rows(self) -> bool:
-        """Whether it has statistics of rows, as batch norms do."""
+        """Whether the described workload has statistics of rows, as batch norms do."""
         return any(tensor.why == "statistics" for tensor in self.frozen)
 
     @property
     def parameters(self) -> int:
-        """The number of parameters that peers exchange."""
+        """The number of parameters that peers of the described workload exchange."""
         return sum(math.prod(tensor.shape) for tensor in self.tensors)
 
     @property
     def shapes(self) -> Tree:
-        """Shapes of the params, nested by the parts of their names: float32."""
+        """Shapes of the described params, nested by the parts of their names: float32."""
         return self.nested(
             [jax.ShapeDtypeStruct(tensor.shape, np.float32) for tensor in self.tensors]
         )
 
     def nested(self, leaves: list) -> Tree:
-        """Return a leaf for each tensor, in their order, as nested dicts."""
+        """Return a leaf for each described tensor, in their order, as nested dicts."""
         names = [tensor.name for tensor in self.tensors]
         return unflatten_dict(dict(zip(names, leaves, strict=True)), sep=".")
 
     def tree(self, values: np.ndarray) -> Tree:
-        """Return copies of the tensors' values, float32 one after the other, as nested dicts."""
+        """Return copies of the described tensors' values, float32 one after the other, nested."""
         leaves, offset = [], 0
         for tensor in self.tensors:
             size = math.prod(tensor.shape)
@@ -107,7 +107,7 @@ class Description(Table):
         return self.nested(leaves)
 
     def leaves(self, tree: Tree) -> list:
-        """Return the leaves of nested dicts in the order of the tensors."""
+        """Return the leaves of nested dicts in the order of the described tensors."""
         flat = flatten_dict(tree)
         return [flat[tuple(tensor.name.split("."))] for tensor in self.tensors]
 
@@ -123,7 +123,7 @@ def code_hash(run: runfile.Run) -> str:
 
 
 def files_of(run: runfile.Run) -> dict[str, Path]:
-    """Return the files of workloads/ that a run's factory consists of (`files_of_factory`).
+    """Return the files of workloads/ that a described factory consists of (`files_of_factory`).
 
     Raises:
       LockstepError: Its module is not there.

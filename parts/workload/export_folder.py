@@ -65,7 +65,7 @@ def write(
 def write_params(
     folder: Path, described: Description, param: Callable[[str], np.ndarray], dtype: str
 ) -> None:
-    """Write the two files that are ours; param(name) is that of a tensor."""
+    """Write the export folder's two files that are ours; param(name) is a tensor's."""
     specs = {t.name: tensorfile.spec_of(dtype, t.shape) for t in described.tensors}
 
     def values(name: str) -> np.ndarray:
@@ -76,7 +76,7 @@ def write_params(
 
 
 def read(folder: Path, described: Description) -> Tree:
-    """Return the params of an exported workload: nested dicts of float32 arrays.
+    """Return the params of a workload's export folder: nested dicts of float32 arrays.
 
     Raises:
       LockstepError: They are not those that the workload has.
@@ -104,7 +104,7 @@ class OpenedWorkload:
         self._worker, self._params = worker, params
 
     def held_out_loss(self, data: HeldOutRows) -> MeanLoss | None:
-        """Return the mean of the rows' losses; None where the workload measures nothing."""
+        """Return the exported workload's mean loss of rows; None where it measures none."""
         if not self._worker.measures:
             return None
         return held_out.mean_of(*self._worker.measure_and_count(self._params, data.rows_NW))
@@ -112,15 +112,15 @@ class OpenedWorkload:
     def numbers(
         self, loss: MeanLoss, data: HeldOutRows, notes: list[str]
     ) -> dict[str, float | int | None]:
-        """Return the loss; nothing else is known of any rows."""
+        """Return the exported workload's loss; nothing else is known of any rows."""
         del notes
         return dict.fromkeys(held_out.NUMBERS) | held_out.loss_numbers(loss, data)
 
     def own_metrics(self) -> dict[str, Any]:
-        """Return the metrics that the workload computes of held-out data, if any."""
+        """Return the metrics that an exported workload computes of held-out data, if any."""
         worker = self._worker
         return worker.evaluate(self._params, "held_out") if worker.evaluates else {}
 
     def close(self) -> None:
-        """End the worker's process."""
+        """End the process of the exported workload's worker."""
         self._worker.close()

@@ -21,7 +21,7 @@ NO_STATE = np.zeros(1, np.uint8)  # a zero after no encoding: checkpoints hold n
 
 
 class Job(NamedTuple):
-    """The work for an inner loop.
+    """The work for an inner loop of local steps.
 
     params: Where the steps begin. lots: Rows of each step, int32 [N, W]. rates: Learning rate of
     each step. state: As in `StepsTaken`; at first `NO_STATE`. name: What tells it from all others.
@@ -37,7 +37,7 @@ class Job(NamedTuple):
 
 
 class StepsTaken(NamedTuple):
-    """The result of a round's local steps.
+    """What the local steps of a round by a workload came to.
 
     params: The peer's params. loss: The mean loss of the steps. state: What the optimizer goes on
     with: the name of its encoding, a zero, and its bytes.
@@ -49,7 +49,7 @@ class StepsTaken(NamedTuple):
 
 
 def take(worker: Worker, job: Job) -> StepsTaken:
-    """Have a worker, or the run's command, take the local steps of a round.
+    """Have a worker, or the run's command, take all local steps of a round at once.
 
     Raises:
       WorkerError: It did not, or left something else than was expected.
@@ -70,7 +70,7 @@ class WorkloadOwn(NamedTuple):
 
 
 def with_state(optimizer: Optimizer) -> Optimizer:
-    """Return an optimizer whose `own` has a workload's state beside it.
+    """Return an optimizer whose `own` has the state of a workload's optimizer beside it.
 
     Its functions never see the state, whose length would compile them anew.
     """
@@ -110,7 +110,7 @@ class InnerSteps(HostSteps):
     def take(
         self, own: Tree, agreed: Agreed, work: Work, step: jax.Array
     ) -> tuple[Tree, jax.Array]:
-        """Return a peer's state after the steps, and their mean loss."""
+        """Return a peer's state after the workload's steps, and their mean loss."""
         steps, round_ = self.lots.steps, int(step)
         inner = self.align_before(own.optimizer, agreed.params, step, np.int32(0))
         rows_HNW = [rows_NW for rows_NW in self.lots.rows(work) if rows_NW is not None]

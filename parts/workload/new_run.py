@@ -25,7 +25,7 @@ class Suggested(Table):
 
 
 class WorkloadSummary(NamedTuple):
-    """What a workload said.
+    """What a workload said for a new run.
 
     Attributes:
       model: Its model, as a transcript's header has it.
@@ -48,7 +48,7 @@ class WorkloadSummary(NamedTuple):
 
 
 def ask(run: runfile.Run) -> WorkloadSummary:
-    """Start a run's worker once, and return what it says.
+    """Start a worker once, and return what its workload says for a new run file.
 
     Raises:
       LockstepError: It does not start, its data are no rows, or it suggests what cannot be.

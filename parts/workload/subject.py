@@ -51,7 +51,7 @@ class WorkloadTask:
 
     @property
     def imprecise(self) -> NoReturn:
-        """There is no other precision: the run file's check refuses that fault."""
+        """The workload has no other precision: the run file's check refuses that fault."""
         raise LockstepError(
             f"workload {self.described.factory}: found the fault wrong_precision, expected none: "
             "a workload sets its own precision"
@@ -62,11 +62,11 @@ class WorkloadBegins:
     """The params that a workload begins with; `pipeline.subject.Begins`."""
 
     def seed(self, run: runfile.Run) -> int:
-        """Return the seed that its generators begin with."""
+        """Return the seed that the workload's generators begin with."""
         return workload_of(run).seed
 
     def first_params(self, run: runfile.Run, folder: Path) -> dict[str, Any]:
-        """Write the params that it begins with, and what it says of itself."""
+        """Write the params that the workload begins with, and what it says of itself."""
         with closing(Worker(run, NO_ROWS)) as worker:
             description, params = worker.describe(), worker.init()
         save_tree(folder / "params.safetensors", params)
@@ -85,7 +85,7 @@ class WorkloadBegins:
         }
 
     def params_again(self, run: runfile.Run, model: dict[str, Any]) -> Tree:
-        """Return the params that it begins with."""
+        """Return the params that the workload begins with."""
         with closing(_worker(run, model)) as worker:
             return worker.init()
 
@@ -106,7 +106,7 @@ class WorkloadExports:
         tokenizer: Path,
         checkpoint: Path,
     ) -> None:
-        """Write its params, its description, and what its method `save` writes."""
+        """Write the workload's params, its description, and what its method `save` writes."""
         del checkpoint
         with closing(_worker(run, model)) as worker:
             worker.shards = tokenizer.parent  # of stage download, as the tokenizer
@@ -116,7 +116,7 @@ class WorkloadExports:
     def export_weights(
         self, run: runfile.Run, model: dict[str, Any], params: Tree, folder: Path
     ) -> None:
-        """Write the files that Lockstep writes itself."""
+        """Write the files of the workload's export that Lockstep writes itself."""
         values = {name.replace("/", "."): leaf for name, leaf in flatten(params).items()}
         description = of_model(model, HEADER)
         export_folder.write_params(folder, description, values.__getitem__, run.export.dtype)
@@ -128,7 +128,7 @@ class WorkloadExports:
     def open_export(
         self, run: runfile.Run, model: dict[str, Any], folder: Path, shards: Path | None = None
     ) -> OpenedWorkload:
-        """Return the params, and a worker that measures them."""
+        """Return an exported workload's params, and a worker that measures them."""
         worker = _worker(run, model)
         worker.shards = shards or worker.shards
         if (path := folder / COUNTED).is_file():
@@ -151,7 +151,7 @@ class WorkloadSubject:
         return bool(workload_of(run).factory)
 
     def check_public(self, run: runfile.Run, where: object) -> None:
-        """Refuse what nobody else could repeat: a command, and rows that are names of files."""
+        """Refuse a workload that nobody else could repeat: a command, or rows named by files."""
         if workload_of(run).inner == "command":
             raise LockstepError(
                 f"{where}: workload.inner is 'command', expected 'gradient' or 'worker' to "
@@ -174,7 +174,7 @@ class WorkloadSubject:
         return {"workload": read_json(path), "rows": rows_of(run, listed)}
 
     def check_model(self, run: runfile.Run, model: dict[str, Any], where: object) -> None:
-        """Check that its rows fit the run, and that its code here is the code that trained."""
+        """Check that the workload's rows fit the run, and that its code here is what trained."""
         spec = of_model(model, where)
         _check_rows(run, model.get("rows"), where)
         if (code := code_hash(run)) != spec.code:
@@ -186,35 +186,35 @@ class WorkloadSubject:
             )
 
     def title(self, model: dict[str, Any]) -> str:
-        """Return the name of its factory."""
+        """Return the name of the workload's factory."""
         return model["workload"]["factory"]
 
     def parameters(self, model: dict[str, Any]) -> int:
-        """Return how many numbers travel."""
+        """Return how many numbers of the workload travel."""
         return of_model(model, HEADER).parameters
 
     def vocab_size(self, model: dict[str, Any]) -> None:
-        """Return None: only its code knows what the words of a row mean."""
+        """Return None: only the workload's code knows what the words of a row mean."""
 
     def code(self, model: dict[str, Any]) -> str:
-        """Return the hash of its code and settings."""
+        """Return the hash of the workload's code and settings."""
         return model["workload"]["code"]
 
     def repeats(self, run: runfile.Run) -> bool:
-        """Return what the table [workload] says."""
+        """Return what the table [workload] says of repeated steps."""
         return workload_of(run).repeats
 
     def computed_by(
         self, run: runfile.Run, model: dict[str, Any], environment: dict[str, str]
     ) -> str:
-        """Return its name, and its device."""
+        """Return the workload's name, and its device."""
         device = environment.get("worker_device", "a device of its own")
         return f"workload {self.title(model)} computes on {device}"
 
     # ---- How it is trained ----
 
     def extend(self, run: runfile.Run, earlier: dict[str, Any], where: str, folder: Path) -> None:
-        """Check that it has the tensors that the earlier run trained, and write what it says.
+        """Check that the workload has the tensors of the earlier run; write what it says.
 
         Its code and settings may differ, which a line reports.
         """
@@ -242,7 +242,7 @@ class WorkloadSubject:
         first_step: int = 0,
         columns: tuple[Column, ...] = PLAIN,
     ) -> Programs:
-        """Return the programs of a run, see `Subject.programs`."""
+        """Return the programs of a run that trains a workload, see `Subject.programs`."""
         description = of_model(model, FILE)
         groups = {tensor.name.split(".")[0] for tensor in description.tensors}
         learning_rate = learning_rate_of_run(run, first_step)
@@ -258,7 +258,7 @@ class WorkloadSubject:
     def row_weights(
         self, programs: Programs, params: Tree, rows_NW: np.ndarray
     ) -> np.ndarray | None:
-        """Return what its `loss` counts in each row, if it gives sums and counts."""
+        """Return what the workload's `loss` counts in each row, if it gives sums and counts."""
         worker = programs.steps.by
         counts_of_one = worker.measure_and_count(params, rows_NW[:1])[1]
         return None if counts_of_one is None else worker.measure_and_count(params, rows_NW)[1]
@@ -266,7 +266,7 @@ class WorkloadSubject:
     def counted_rows(
         self, run: runfile.Run, model: dict[str, Any], shards: Path
     ) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return the rows over which the statistics of its batch norms are computed, if any."""
+        """Return the rows over which a workload's statistics of batch norms are computed."""
         if not of_model(model, HEADER).counts_rows:
             return None
         return drawn_rows(run, shards)
@@ -290,7 +290,7 @@ def rows_of(run: runfile.Run, listed: Shards | None) -> RowSpec:
 
 
 def _given_rows(run: runfile.Run, model: dict[str, Any], path: Path) -> np.ndarray:
-    """Return rows that a stranger published: int32 [N, W]."""
+    """Return a workload's rows that a stranger published: int32 [N, W]."""
     width = run.llm.max_seq_len * len(model["rows"].get("columns", PLAIN))
     rows_NW = load_arrays(path).get("rows", np.zeros(0))
     if rows_NW.dtype != np.int32 or rows_NW.shape != (len(rows_NW), width) or not rows_NW.size:

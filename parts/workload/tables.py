@@ -168,7 +168,7 @@ class OptimizerWorkload(Dense):
     """The optimizer of the workload, which takes all local steps of a round by itself."""
 
     def build(self, setting: Setting) -> "Optimizer":
-        """Return what takes over the params that the workload's steps led to."""
+        """Return the optimizer that takes over the params that the workload's steps led to."""
         # its local steps arrive as one: where they led to is the params minus that
         from lockstep.optim.dense import sgd
 

@@ -47,7 +47,7 @@ NO_ROWS: RowSpec = {"kind": "tokens", "columns": ["inputs"], "length": 1}  # bef
 
 
 class WorkerSession(NamedTuple):
-    """A worker's process, what it said of the run's model, on what device, and what is shared.
+    """A worker's process, what it said of the run's model, its device, and what is shared.
 
     Without arrays it computes no gradients, as a class that was written for burn_p2p. `asked` are
     what decides a new model: patterns of what travels, and the seed.
@@ -97,7 +97,7 @@ class Worker:
     # ---- What it computes ----
 
     def describe(self) -> Description:
-        """Return what the workload says of itself."""
+        """Return what the worker's workload says of itself."""
         return self.ask(lambda session: session.description)
 
     @property
@@ -124,7 +124,7 @@ class Worker:
 
     @property
     def patterns(self) -> dict[str, list[str]]:
-        """The patterns of what travels, as burn_p2p calls them."""
+        """The patterns of what of the workload travels, as burn_p2p calls them."""
         workload = workload_of(self.run)
         return {"include_globs": [*workload.include], "exclude_globs": [*workload.exclude]}
 
@@ -160,7 +160,7 @@ class Worker:
         return self.ask(ask)
 
     def gradient(self, params: Tree, rows_NW: np.ndarray, seed: int) -> tuple[float, Tree]:
-        """Return the mean loss of some rows, and its gradient.
+        """Return the workload's mean loss of some rows, and its gradient, from the worker.
 
         Args:
           params: Nested dicts of float32 arrays.
@@ -178,13 +178,13 @@ class Worker:
         return self.ask(ask)
 
     def measure(self, params: Tree, rows_NW: np.ndarray) -> np.ndarray:
-        """Return the loss of each row: float32 [N]; NaN where it is no finite number."""
+        """Return the workload's loss of each row: float32 [N]; NaN where it is no finite number."""
         return self.measure_and_count(params, rows_NW)[0]
 
     def measure_and_count(
         self, params: Tree, rows_NW: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return the loss of each row, and what counts in each; None where all count alike.
+        """Return the workload's loss of each row, and what counts in it; None if all alike.
 
         The worker measures a micro-batch at a time.
         """
@@ -230,7 +230,7 @@ class Worker:
         return self.ask(ask)
 
     def statistics(self, params: Tree) -> dict[str, np.ndarray]:
-        """Return the statistics of batch norms at these params, by name; {} if there are none."""
+        """Return the workload's statistics of batch norms at these params, by name; {} without."""
         return self.ask(lambda session: self._count_statistics(session, params, again=True))
 
     def save(self, params: Tree, folder: Path) -> None:
@@ -244,7 +244,7 @@ class Worker:
         self.ask(ask)
 
     def close(self) -> None:
-        """End the process.
+        """End the worker's process.
 
         Raises:
           LockstepError: It changed files that are not its own, or imported what is not in its hash.
@@ -267,7 +267,7 @@ class Worker:
     # ---- Its process ----
 
     def ask(self, ask: Callable[[WorkerSession], Reply]) -> Reply:
-        """Ask the process, which is started if there is none, and ended if it fails."""
+        """Ask the worker's process, which is started if there is none, and ended if it fails."""
         with self._lock:
             if self._session is None:
                 self._session = self._begin()
@@ -357,7 +357,7 @@ class Worker:
     def _count_statistics(
         self, session: WorkerSession, params: Tree, *, again: bool = False
     ) -> dict[str, np.ndarray]:
-        """Have statistics of batch norms computed at these params, unless they stand already.
+        """Have the worker compute statistics of batch norms, unless they stand at these params.
 
         The seed draws their rows: whoever has the params and these rows gets the same statistics.
         """
@@ -373,7 +373,7 @@ class Worker:
         return values
 
     def _check_able(self, process: WorkerProcess) -> None:
-        """Check that the worker can do what the run asks of it."""
+        """Check that the worker can do what the run asks of its workload."""
         needed, capabilities = NEEDED.get(workload_of(self.run).inner), process.hello.capabilities
         if self.for_training and needed and needed not in capabilities:
             text = f"{needed} among them with workload.inner = {workload_of(self.run).inner}"
@@ -395,7 +395,7 @@ class Worker:
         return description
 
     def _place(self) -> dict[str, str]:
-        """Return where rows that are files lie; a transcript does not record it."""
+        """Return where the worker finds rows that are files; a transcript does not record it."""
         if self.rows["kind"] != "files":
             return {}
         return {"folder": str((self.shards / self.rows["folder"]).absolute())}
@@ -411,7 +411,7 @@ class Worker:
         return self._checked(plan, "parameter_pack_plan")
 
     def _checked(self, answer: dict, method: str) -> Description:
-        """A description that fits what the run began with."""
+        """A worker's description that fits what the run began with."""
         identity = {"factory": workload_of(self.run).factory, "code": code_hash(self.run)}
         description = validate(
             Description, answer | identity, f"{self.name}: {method}", WorkerError
@@ -424,7 +424,7 @@ class Worker:
         return description
 
     def _check_patterns(self, description: Description) -> None:
-        """Check that each pattern fits a tensor: a typo would train what was to stay as it is."""
+        """Check that each pattern fits a tensor of the worker's model, lest a typo trains more."""
         floats = (tensor.name for tensor in (*description.tensors, *description.frozen))
         names = sorted({*floats, *description.integers, *description.tied})
         for key in ("include", "exclude"):
@@ -456,27 +456,27 @@ class Worker:
 
 
 class OffersPacks(Protocol):
-    """Workers that compute no gradients."""
+    """What a part offers: workers that compute no gradients."""
 
     def planned(
         self, process: WorkerProcess, device: str, code: str, asked: dict[str, Any]
     ) -> dict[str, Any]:
-        """Return what such a worker says of its model."""
+        """Return what a worker that computes no gradients says of its model."""
 
     def initial(self, session: "WorkerSession") -> Tree:
-        """Return its first params."""
+        """Return the first params of a worker that computes no gradients."""
 
     def evaluated(self, session: "WorkerSession", params: Tree, split: str) -> Metrics:
-        """Return what it measures of params."""
+        """Return what a worker that computes no gradients measures of params."""
 
 
 class OffersInnerLoops(Protocol):
-    """Workloads that take local steps of their own."""
+    """What a part offers: workloads that take local steps of their own."""
 
     def take(
         self, worker: "Worker", session: "WorkerSession", job: Any
     ) -> tuple[Tree, float, np.ndarray]:
-        """Return where the steps of a job led to, their loss, and the optimizer's state."""
+        """Return where a workload's steps of a job led to, their loss, and its state."""
 
 
 PACKS, INNER_LOOPS = Joint[OffersPacks]("packs"), Joint[OffersInnerLoops]("inner_loop")
@@ -527,7 +527,7 @@ def _command(run: runfile.Run) -> WorkerCommand:
 
 
 def _share(process: WorkerProcess, arrays: SharedArrays) -> None:
-    """Have the worker map the file, whose name nobody needs from then on."""
+    """Have the worker map the shared file, whose name nobody needs from then on."""
     try:
         process.call("open_arrays", arrays.request())
     finally:

@@ -19,33 +19,33 @@ EARLIER = 2.0  # seconds: the store's times are whole seconds, and one more
 
 @dataclass(frozen=True)
 class Adopt:
-    """No other link comes before this peer's: it counts if it follows from what the store shows."""
+    """Next, adopt this peer's link, as none comes before it: if it follows from the store."""
 
     peer: int
 
 
 @dataclass(frozen=True)
 class Put:
-    """It is the volunteer's turn to put its link, which may name these notices."""
+    """Next, put the volunteer's link, whose turn it is; it may name these notices."""
 
     notices: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Look:
-    """Look at once: into all slots of this round, or again at the round before."""
+    """Next, look at once: into all slots of this round, or again at the round before."""
 
     before: bool = False
 
 
 @dataclass(frozen=True)
 class Wait:
-    """Look again later."""
+    """Next, wait: nothing is to be done about the round's links, look again later."""
 
 
 @dataclass(frozen=True)
 class End:
-    """Who does not train waits no longer: this is where the links end that follow."""
+    """Next, end: who does not train waits no longer, this is where the links end that follow."""
 
     step: int  #: The round that is not over.
     wrong: list[str]  #: Why no link of it can ever follow.
@@ -58,7 +58,7 @@ Action = Adopt | Put | Look | Wait | End
 
 @dataclass
 class RoundRead:
-    """What was read of a round's links. Times of objects are the store's, others this machine's."""
+    """What was read of a round's links, to act on. Times of objects are the store's."""
 
     step: int
     what: str  # kind of its links: "closed" or "asked"
@@ -83,12 +83,12 @@ class RoundRead:
     doubted: set[int] = field(default_factory=set)  # for whose links that was done
 
     def signed(self, ejected: Collection[int] = ()) -> dict[int, SlotContent]:
-        """Return the signed links that are not refused, except those of ejected peers."""
+        """Return the round's signed links that are not refused, except those of ejected peers."""
         out = {*ejected, *self.refused}
         return {p: link for p, link in self.links.items() if link.body and p not in out}
 
     def first(self) -> int | None:
-        """Return whose link comes first of those that are known and not refused."""
+        """Return whose link comes first in the round of those that are known and not refused."""
         if self.turns is None:
             return None
         signed = self.signed(self.ejected)
@@ -111,7 +111,7 @@ class RoundRead:
 
 
 def act(read: RoundRead, now: float) -> Action:
-    """Return what to do next; `now` is this machine's clock when it began to read."""
+    """Return what to do next about links; `now` is this machine's clock when it began to read."""
     if read.doubts():
         return Look(before=True)
     first = read.first()
@@ -147,7 +147,7 @@ def _none_comes_before(read: RoundRead, peer: int, now: float) -> bool:
 
 
 def _in_turn(read: RoundRead, now: float) -> Action:
-    """Put the volunteer's link, once its turn has begun and no other link is there."""
+    """Put the volunteer's link, once it may act: its turn has begun and no other link is there."""
     if read.me is None or read.me in read.links or read.begun is None or read.turns is None:
         return Wait()
     due = read.begun + read.turns.delay(read.me)
@@ -164,7 +164,7 @@ def _in_turn(read: RoundRead, now: float) -> Action:
 
 
 def _end(read: RoundRead, beyond: Sequence[tuple[str, SlotContent]]) -> End:
-    """Return where the links end: that nothing came yet, or that none can.
+    """Return what to do where the links end: that nothing came yet, or that none can.
 
     An honest peer signs an object of a round only once it has followed the links before it. So if a
     link does not follow and others have built on it, or if there is no link and enough peers went

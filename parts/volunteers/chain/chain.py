@@ -59,31 +59,31 @@ class Chain:
 
     @property
     def run(self) -> Hash:
-        """SHA-256 of run.json, hex."""
+        """The chain's run: SHA-256 of run.json, hex."""
         return self.admissions.run
 
     @property
     def min_clients(self) -> int:
-        """How many peers are too many to collude."""
+        """How many peers of the chain's run are too many to collude."""
         return self.document.run["config"]["min_clients"]
 
     # ---- What was followed ----
 
     def to_json(self) -> dict[str, Any]:
-        """Return the head and the draws, for a checkpoint."""
+        """Return the chain's head and draws, for a checkpoint."""
         head = self.head
         chain = [head.sha256, head.seconds, [*head.asked], [*head.owed]]
         return {"chain": chain, "audits": self.draws.to_json()}
 
     def restore(self, extras: dict[str, Any] | None) -> None:
-        """Go on from the head in a checkpoint, if there is one."""
+        """Go on from the chain's head in a checkpoint, if there is one."""
         if extras:
             sha256, seconds, asked, owed = extras["chain"]
             self.head = Head(sha256, seconds, tuple(asked), tuple(owed))
             self.draws.restore(extras["audits"])
 
     def follow(self, link: RoundLink, head: Head, began: int) -> str | None:
-        """Go on from the link that closed a round, which is the new head; draw after a window.
+        """Go on from the link that closed a round, the chain's new head; draw after a window.
 
         `began` is when the round did. Return what was drawn; None within a window.
         """
@@ -102,14 +102,14 @@ class Chain:
     # ---- What lies in a round ----
 
     def look(self, name: str, most: int) -> StoredObject | None:
-        """Look at an object."""
+        """Look at an object in the store of the chain."""
         stored = self.store.look(name, most)
         if self.signed is not None:
             self.signed.saw(name, stored)
         return stored
 
     def names(self, step: int) -> dict[str, int]:
-        """List the objects of a round, each with its time in seconds.
+        """List the objects of a round of the chain, each with its time in seconds.
 
         If the store refuses, or has too many names, the list has all names that peers can put in
         the round, with time 0: some of them may not exist.
@@ -121,7 +121,7 @@ class Chain:
             return {layout.of_peer(step, p, what): 0 for p in peers for what in layout.KINDS}
 
     def content(self, name: str, at: int | None = None) -> SlotContent | None:
-        """Return what stands in a slot of a round, one of `SIGNED`; None where nothing does yet.
+        """Return what is in a slot of a round, one of `SIGNED`; None where nothing is yet.
 
         The signer must have had the slot at the time `at` of the store's clock or, if `at` is None,
         when it was put. What is signed for another slot shows nothing about its signer: anybody who
@@ -143,7 +143,7 @@ class Chain:
         return SlotContent(stored)
 
     def notices(self, names: Iterable[str], what: str, at: int | None = None) -> dict[int, int]:
-        """Return when each peer put its notice, "join" or "leave", of names that may be there.
+        """Return when each peer put its notice, "join" or "leave", in a round of the chain.
 
         `at` means the same as in `content`.
         """
@@ -155,13 +155,13 @@ class Chain:
         return {p: self._noticed[name] for p, name in of_peers.items() if name in self._noticed}
 
     def read_admissions(self) -> None:
-        """Learn who was admitted meanwhile."""
+        """Learn who was admitted to the chain's run meanwhile."""
         self.store.patiently(self.admissions.read)
 
     def signed_links(
         self, step: int, what: str, at: int | None, ejected: Collection[int] = ()
     ) -> dict[int, SlotContent]:
-        """Return the links of a round, "closed" or "asked", that their slots' peers signed."""
+        """Return the chain's links of a round, "closed" or "asked", signed by the slots' peers."""
         names = layout.names_by_peer(self.names(step), what).items()
         contents = {p: self.content(name, at) for p, name in names if p not in ejected}
         return {p: content for p, content in contents.items() if content and content.body}
@@ -190,7 +190,7 @@ class Chain:
         return [*self.names(step), *self.names(step + 1)]
 
     def check_payloads(self, step: int) -> None:
-        """Check that a round's payloads were not removed by the lab.
+        """Check that the lab did not remove the payloads of the chain's round.
 
         Raises:
           RequestError: They were, so nobody can follow it any more.

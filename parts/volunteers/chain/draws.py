@@ -28,7 +28,7 @@ class AuditDraw(NamedTuple):
 
 
 def is_drawn(link: str, peer: int, windows: int, percent: float) -> bool:
-    """Return whether the window that a link closes is audited.
+    """Return whether the draw falls on the window that a link closes.
 
     Args:
       link: SHA-256 of the link, hex.

@@ -39,7 +39,7 @@ class LinkedMessage(Table):
 
 
 class LinkedRejection(Table):
-    """A record that counts, and whose message does not."""
+    """A record that counts in a link, and whose message does not."""
 
     reason: Reason
     """Why."""
@@ -96,7 +96,7 @@ class SlotContent:
 
     @property
     def sha256(self) -> Hash:
-        """SHA-256 of its bytes, hex."""
+        """SHA-256 of the slot's bytes, hex."""
         return self.stored.sha256
 
 
@@ -106,7 +106,7 @@ class FalseLinkError(ValueError):
 
 @dataclass(frozen=True)
 class Terms:
-    """What decides when a link may come, in seconds."""
+    """What decides when a round's link may come, in seconds."""
 
     limit: float  # `Closing.limit`
     settle: int  # `[volunteers] settle_seconds`
@@ -114,7 +114,7 @@ class Terms:
     turn: float  # from one peer's turn to put a link to the next
 
     def is_over(self, seconds: int) -> bool:
-        """Return whether a round may close then without the messages that it lacks."""
+        """Return whether a link may close a round then without the messages that it lacks."""
         return seconds >= self.limit + self.settle
 
 
@@ -145,13 +145,13 @@ def linked(shown: Shown) -> tuple[dict[int, LinkedMessage], dict[int, LinkedReje
 
 
 def is_whole(round_: Round, shown: Shown) -> bool:
-    """Return whether a round can close early: no assigned peer's message can still come."""
+    """Return whether a link can close a round early: no assigned peer's message can still come."""
     changes = any(map(may_change, shown.values()))
     return shown.keys() >= round_.assignment.keys() and not changes
 
 
 def may_change(verdict: MessageInTime | Refused) -> bool:
-    """Return whether the store may show other bytes later: a payload that is not there yet."""
+    """Return whether the store may show a link other bytes later: a payload that is not there."""
     return isinstance(verdict, Refused) and verdict.reason == WITHHELD
 
 
@@ -203,7 +203,7 @@ def check_outcome(
     hashes: tuple[Hash, Hash, Hash | None],
     after: RunProgress,
 ) -> None:
-    """Check what a link says that its merge came to, and that who asked may take part after it."""
+    """Check a link's outcome of its merge, and that who asked may take part after it."""
     for what, actual, expected in (
         ("applied", link.applied, tuple(applied)),
         *zip(

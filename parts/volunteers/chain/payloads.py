@@ -21,7 +21,7 @@ WITHHELD = "withheld"
 
 
 class Refused(NamedTuple):
-    """A record that counts while the message of its peer does not."""
+    """A record that counts while its peer's payload does not."""
 
     reason: str
     seconds: int  # from the link before to when it was decided
@@ -29,7 +29,7 @@ class Refused(NamedTuple):
 
 
 class MessageInTime(NamedTuple):
-    """A message that is in time."""
+    """A payload that is a message in time."""
 
     body: MessageRecord
     seconds: int  # from the link before to the later of record and payload
@@ -44,7 +44,7 @@ class MessageInTime(NamedTuple):
 
 @dataclass(frozen=True)
 class Expected:
-    """What a round expects of its messages."""
+    """What a round expects of its messages' payloads."""
 
     run: str  # SHA-256 of run.json, hex
     round: Round
@@ -55,11 +55,11 @@ class Expected:
     limit: float  # seconds after that in which record and payload count
 
     def is_in_time(self, seconds: int) -> bool:
-        """Return whether what was put then counts, by the store's clock."""
+        """Return whether a record or payload put then counts, by the store's clock."""
         return seconds - self.began <= self.limit
 
     def after(self, seconds: int) -> int:
-        """Return how long after the link before something was put, by the store's clock."""
+        """Return how long after the link a record or payload was put, by the store's clock."""
         return max(0, seconds - self.began)
 
 

@@ -31,20 +31,20 @@ Signed = TypeVar("Signed", AskedLink, RoundLink, MessageRecord)
 
 
 class SignedRounds:
-    """Writes what counts of what people signed, a file a round."""
+    """Writes what counts of what people signed in a run, a file a round."""
 
     def __init__(self, folder: Path):
         self.folder = folder
         self._objects = dict[str, StoredObject]()  # of rounds that are not over
 
     def saw(self, name: str, stored: StoredObject | None) -> None:
-        """Remember an object of a round in progress."""
+        """Remember a signed object of a round in progress."""
         slot = layout.parse(name)
         if stored is not None and slot is not None and slot.what in KINDS:
             self._objects[name] = stored
 
     def keep(self, link: RoundLink, sha256: Hash, admitted: Mapping[str, StoredObject]) -> None:
-        """Write a round, whose link has this SHA-256, and all that was admitted so far."""
+        """Write a signed round, whose link has this SHA-256, and all that was admitted so far."""
         entries = *link.messages.values(), *link.rejected.values()
         hashes = {sha256, link.previous, *(item.record for item in entries)}
         folder = layout.round_folder(link.round)
@@ -106,13 +106,13 @@ def check(trained: Path) -> CheckedSignatures:
 
 
 class _Kept:
-    """The objects of a store that a file has."""
+    """The signed objects of a store that a file has."""
 
     def __init__(self, path: Path):
         self.address, self.objects = str(path), _read(path)
 
     def look(self, name: str, most: int) -> StoredObject | None:
-        """Return an object; its time is the file's word."""
+        """Return a signed object of the file; its time is the file's word."""
         stored = self.objects.get(name)
         return (
             stored
@@ -121,7 +121,7 @@ class _Kept:
         )
 
     def names(self, prefix: str, most: int = MOST_NAMES) -> dict[str, int]:
-        """Return all names below a folder, which is in memory already."""
+        """Return all names of signed objects below a folder, which is in memory already."""
         return {n: stored.seconds for n, stored in self.objects.items() if n.startswith(prefix)}
 
 
@@ -134,12 +134,12 @@ class _Round:
         self.askers: tuple[int, ...] = ()  # who asked in the round before, or for this one
 
     def same(self, what: str, actual: Any, expected: Any) -> None:
-        """Refuse what is not as expected."""
+        """Refuse what of a signed round is not as expected."""
         if actual != expected:
             raise LockstepError(f"{self.path}: {what}: {actual}, expected {expected}")
 
     def links(self, head: Head) -> tuple[Head, RoundLink]:
-        """Return the chain's head after the round, and the link that closed it."""
+        """Return the chain's head after the signed round, and the link that closed it."""
         link, self.askers = None, head.asked
         for model in (AskedLink, RoundLink):
             names = layout.names_by_peer(self.objects, what := model.slot)
@@ -158,7 +158,7 @@ class _Round:
         return head, link
 
     def records(self, link: RoundLink) -> int:
-        """Check the records of a link's messages; return how many are here."""
+        """Check the signed records of a link's messages; return how many are here."""
         names = layout.names_by_peer(self.objects, "record")
         peers = [*names.keys() & link.messages.keys()]
         for peer in peers:

@@ -54,7 +54,7 @@ class Admissions:
     _statements: dict[int, list[tuple[int, PublicKey | None]]] = field(default_factory=dict)
 
     def read(self) -> None:
-        """Read what is new; a reader that may not list the store looks at each slot."""
+        """Read the lab's new statements; who may not list the store looks at each slot."""
         try:
             names = self.store.names(layout.ADMISSIONS, MOST_STATEMENTS * self.count)
         except UnreachableError:
@@ -70,7 +70,7 @@ class Admissions:
                 statements.append(statement)
 
     def slot_of(self, public: PublicKey) -> int:
-        """Return the slot that somebody has, as far as the store was read.
+        """Return the slot that the lab stated for somebody, as far as the store was read.
 
         Raises:
           LockstepError: the lab admitted no such key.
@@ -84,16 +84,16 @@ class Admissions:
         )
 
     def statements(self, peer: int) -> int:
-        """Return how many statements there are on a slot."""
+        """Return how many statements of the lab there are on a slot."""
         return len(self._statements.get(peer, []))
 
     def newest(self, peer: int) -> PublicKey | None:
-        """Return who has a slot, as far as the store was read."""
+        """Return who has a slot by the lab's newest statement, as far as the store was read."""
         statements = self._statements.get(peer)
         return statements[-1][1] if statements else None
 
     def key(self, peer: int, seconds: int) -> PublicKey | None:
-        """Return the key that had a slot at a time of the store's clock; None if nobody had it.
+        """Return the key that by a statement had a slot at a time of the store's clock; else None.
 
         A statement holds from the next second on: others may have looked before, in its own.
         """
@@ -117,7 +117,7 @@ class Admissions:
 
 
 def collected(store: ReadableStore, run: Hash, lab: PublicKey) -> int:
-    """Return the last round whose payloads were removed; 0 if all are there."""
+    """Return the last round whose payloads the lab stated to be removed; 0 if all are there."""
     return max((notice.round for notice in collected_notices(store, run, lab)), default=0)
 
 

@@ -25,11 +25,11 @@ class Turns(NamedTuple):
     length: float  #: Seconds from one turn to the next.
 
     def delay(self, peer: int) -> float:
-        """Return the seconds from the first turn to a peer's."""
+        """Return the seconds from the first turn to a peer's own."""
         return self.order.index(peer) * self.length
 
     def rank(self, peer: int, seconds: int) -> tuple[int, int] | None:
-        """Return the key by which links are ordered; None for a link before its peer's turn."""
+        """Return the key by which links are ordered in turns; None for a link before its peer's."""
         index = self.order.index(peer)
         is_early = seconds < self.since + int(index * self.length)
         return None if is_early else (seconds, index)
@@ -40,7 +40,7 @@ class Turns(NamedTuple):
 
 
 def in_order(seed: int, *groups: Collection[int]) -> tuple[int, ...]:
-    """Return each peer once: those of the first group, shuffled, then those of the next."""
+    """Return each peer's turn once: those of the first group, shuffled, then of the next."""
     order = dict[int, None]()
     for group in groups:
         order |= dict.fromkeys(deterministic_shuffle(sorted({*group} - order.keys()), seed))
@@ -80,5 +80,5 @@ def turns_to_begin(
 
 
 def put_before(seconds: float, notices: Mapping[int, int]) -> list[int]:
-    """Return whose notice was put before a time, ascending."""
+    """Return whose notice was put before a time, for the turns, ascending."""
     return sorted(peer for peer, at in notices.items() if at < seconds)

@@ -18,7 +18,7 @@ MOST = 10**7  # names of a folder
 
 
 def collect(store: Store, lab: PrivateKey) -> str:
-    """Remove what is older than `[volunteers] keep_windows`, and say what went.
+    """Remove what is older than `[volunteers] keep_windows` from the lab's store, and say what.
 
     A window is kept too while a peer that was drawn in it may still show what it owned.
 
@@ -46,7 +46,7 @@ def collect(store: Store, lab: PrivateKey) -> str:
 
 
 def _old(store: Store, document: RunDocument) -> int:
-    """Return the last round of the windows that are old enough; 0 without any.
+    """Return the last round of the windows that are old enough to collect; 0 without any.
 
     Nobody else can make a window old: a round is over where `min_clients` sent messages in the next
     one, and the latest of its links says when.

@@ -50,12 +50,12 @@ def payload_bytes(form: Form, most: int) -> int:
 
 
 def release() -> str:
-    """Return the release that runs here, with its commit if it is between two releases."""
+    """Return the release that opens a run here, with its commit if it is between two releases."""
     return with_commit().removesuffix(".changed")
 
 
 def state_bytes(state: State) -> int:
-    """Return the size of a file of what all agree on; 0 where it can change in a run."""
+    """Return the size of a file of what all agree on in the opened run; 0 where it can change."""
     agreed = {"params": state.params, "shared": state.shared}  # as `States` writes it
     return 0 if any(map(is_blob, jax.tree.leaves(agreed))) else saved_bytes(agreed)
 
@@ -77,7 +77,7 @@ def open_run(store: Store, setup: Setup, key: PrivateKey, planted: Hash | None) 
 
 
 def read_own(store: Store, lab: PrivateKey) -> tuple[RunDocument, Hash]:
-    """Return run.json and its hash, see `read_run`.
+    """Return the lab's own run.json and its hash, see `read_run`.
 
     Raises:
       LockstepError: the run is another lab's.
@@ -89,7 +89,7 @@ def read_own(store: Store, lab: PrivateKey) -> tuple[RunDocument, Hash]:
 
 
 def _check_key(admissions: Admissions, public: PublicKey, peer: int) -> None:
-    """Check that a key has no other slot."""
+    """Check that a key has no other slot in the opened run."""
     for other in range(admissions.count):
         if other != peer and admissions.newest(other) == public:
             raise LockstepError(f"{public_text(public)}: has slot {other}, expected another's KEY")

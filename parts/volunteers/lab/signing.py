@@ -38,13 +38,13 @@ MOST_NAMES = 10**7  # of a round's folder, which somebody may have filled
 
 
 def times_put(store: Store, step: int, what: str = "closed") -> list[int]:
-    """Return when peers put their links or their records of a round, ascending."""
+    """Return when peers put links or records of a round, by which the lab signs ahead."""
     names = store.names(layout.round_folder(step), MOST_NAMES)
     return sorted(names[name] for name in layout.names_by_peer(names, what).values())
 
 
 def rounds_with_links(store: Store) -> int:
-    """Return how many rounds have a link, from the first on: no fewer than are over.
+    """Return how many rounds have a link, for the lab that signs: no fewer than are over.
 
     A peer can put a link into each round whose addresses it has.
     """

@@ -45,7 +45,7 @@ ListingAddress = Annotated[tuple[str, str, UrlText], AsTuple]
 
 
 class SignedAddresses(Body):
-    """What a file of addresses holds."""
+    """What a file of signed addresses holds."""
 
     kind: ClassVar[str] = "addresses"
     run: Hash
@@ -65,7 +65,7 @@ class SignedAddresses(Body):
 
 
 class AddressReader(NamedTuple):
-    """Whose addresses they are, and in which run."""
+    """Whose signed addresses they are, and in which run."""
 
     peer: int  #: The slot.
     key: PublicKey  #: Who has it.
@@ -74,13 +74,13 @@ class AddressReader(NamedTuple):
 
     @property
     def snapshots(self) -> Snapshots:
-        """After which rounds it may be drawn for an audit, and states are put."""
+        """After which rounds the addresses' peer may be drawn for an audit, and puts states."""
         last, witness = self.document.run["config"]["total_steps"], self.document.run["witness"]
         return Snapshots(0, last, witness["snapshot_every"], witness["keep_every"])
 
 
 def own_puts(reader: AddressReader, step: int) -> Iterator[StoreRequest]:
-    """Yield what a peer alone may put in a round, each with its one length."""
+    """Yield what a peer's addresses let it alone put in a round, each with its one length."""
     document, snapshots = reader.document, reader.snapshots
     payload = layout.of_peer(step, reader.peer, "payload")
     yield StoreRequest("PUT", payload, document.payload_bytes)
@@ -100,7 +100,7 @@ def own_puts(reader: AddressReader, step: int) -> Iterator[StoreRequest]:
 
 
 def lists(slot_count: int, step: int) -> Iterator[StoreRequest]:
-    """Yield the requests that list a round, one for each page."""
+    """Yield the requests for which addresses list a round, one for each page."""
     per_page = PAGE // len(layout.KINDS)  # peers whose names fill a page
     for peer in range(0, slot_count, per_page):
         after = layout.of_peer(step, peer, "") if peer else ""
@@ -108,12 +108,12 @@ def lists(slot_count: int, step: int) -> Iterator[StoreRequest]:
 
 
 def sign_file(content: bytes, lab: PrivateKey, run: Hash, name: str) -> bytes:
-    """Return a sealed file with the lab's signature before it, by which anybody knows it."""
+    """Return a sealed file of addresses with the lab's signature before it."""
     return lab.sign(_signed_bytes(content, run, name)) + content
 
 
 def sealed_in(data: bytes | None, lab: PublicKey, run: Hash, name: str) -> bytes | None:
-    """Return what is sealed in a file of a run; None if the lab did not sign it for this name."""
+    """Return what is sealed in a file of addresses; None if it is not the lab's for this name."""
     if data is None:
         return None
     signature, content = data[:SIGNATURE_BYTES], data[SIGNATURE_BYTES:]
@@ -157,7 +157,7 @@ class PublicEndpoint:
         self._lists = dict[str, dict[str, str]]()  # prefix -> after -> address
 
     def give(self, folder: str, urls: Mapping[StoreRequest, str]) -> None:
-        """Take addresses, in place of others for the same."""
+        """Take signed addresses, in place of others for the same."""
         self.folder = folder
         for ask, url in urls.items():
             if ask.verb == "LIST":
@@ -166,11 +166,11 @@ class PublicEndpoint:
                 self._puts[ask] = url
 
     def has(self, ask: StoreRequest) -> bool:
-        """Return whether there is an address for this."""
+        """Return whether there is a signed address for this."""
         return self._address_for(ask) is not None
 
     def find(self, ask: StoreRequest) -> tuple[str, dict[str, str]]:
-        """Return the address for this; that of a listing is of the page in which `after` is."""
+        """Return the signed address for this; of a listing that of the page that has `after`."""
         if ask.verb == "GET":
             return f"{self._address}/{quote(ask.name)}", {}
         url = self._address_for(ask)
@@ -179,7 +179,7 @@ class PublicEndpoint:
         return url, {}
 
     def lacks(self, ask: StoreRequest) -> str:
-        """Say that there is no address for this."""
+        """Say that there is no signed address for this."""
         what = f"{ask.size} bytes" if ask.verb == "PUT" else ask.verb
         where = f"{self._address}/{ask.name}"
         return f"{where}: found no address for {what}, expected one that the lab signed"
@@ -210,7 +210,7 @@ class AddressedEndpoint(PublicEndpoint):
         self.until = 0
 
     def find(self, ask: StoreRequest) -> tuple[str, dict[str, str]]:
-        """Return the address for this, from whichever file of the lab has it.
+        """Return the signed address for this, from whichever file of the lab has it.
 
         Raises:
           AwaitedError: the lab signed none for the round yet, or it has ended.
@@ -240,19 +240,19 @@ class AddressedEndpoint(PublicEndpoint):
         return True
 
     def _newest(self) -> int:
-        """Return the last round that has addresses which hold; 0 without any."""
+        """Return the last round that has signed addresses which hold; 0 without any."""
         now = time.time()
         valid = (layout.parse(ask.name) for ask, ends in self._ends.items() if ends > now)
         return max((slot.step for slot in valid if slot is not None), default=0)
 
     def _warn(self) -> None:
-        """Say once that the last address ends soon."""
+        """Say once that the last signed address ends soon."""
         if self._warned < self.until < time.time() + SOON:
             self._warned = self.until
             log.warning(f"train: the lab signed no addresses after {_at(self.until)}")
 
     def _has_ended(self, ask: StoreRequest) -> bool:
-        """Whether it is time to look for a newer address; this clock says only when to try."""
+        """Whether it is time to look for newer addresses; this clock says only when to try."""
         now = time.time()
         if self._ends.get(ask, self.until) > now or now < self._looked + AGAIN:
             return False
@@ -260,7 +260,7 @@ class AddressedEndpoint(PublicEndpoint):
         return True
 
     def _read_newer(self) -> None:
-        """Read what the lab signed since; at first the newest file, which a search finds."""
+        """Read the addresses that the lab signed since; at first the newest file, by a search."""
         if not self._next:
             self._oldest = self._next = max(
                 0, count_files(self._store, self._reader, self._lab) - 1
@@ -286,7 +286,7 @@ class AddressedEndpoint(PublicEndpoint):
         return True
 
     def _opened(self, name: str, data: bytes) -> SignedAddresses:
-        """Return what the lab sealed for this peer.
+        """Return the addresses that the lab sealed for this peer.
 
         Raises:
           LockstepError: the lab did not sign it for this peer and run.
@@ -332,7 +332,7 @@ class AddressedStore(WebStore):
     endpoint: AddressedEndpoint
 
     def create(self, name: str, content: bytes) -> bool:
-        """Put an object; see `WebStore`."""
+        """Put an object by a signed address; see `WebStore`."""
         try:
             return super().create(name, content)
         except NotFetchedError as error:

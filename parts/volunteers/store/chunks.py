@@ -28,11 +28,11 @@ INDEX = "index"
 
 
 class LackingError(LockstepError):
-    """A part of a file is not there."""
+    """A chunk of a file in the store is not there."""
 
 
 class ChunkIndex(Table):
-    """Which chunks a file has."""
+    """The index of a large file in a store: which chunks it has."""
 
     bytes: Annotated[int, Field(ge=0)]
     """Size of the file."""
@@ -41,19 +41,19 @@ class ChunkIndex(Table):
 
 
 def index_of(path: Path) -> ChunkIndex:
-    """Return the index of a file."""
+    """Return the index of a file's chunks."""
     with expecting(path, "a readable file"):
         hashes = tuple(hashlib.sha256(chunk).hexdigest() for chunk in _chunks(path))
         return ChunkIndex(bytes=path.stat().st_size, chunks=hashes)
 
 
 def name_of(index: ChunkIndex) -> str:
-    """Return the SHA-256 of an index, by which the file is known."""
+    """Return the SHA-256 of an index of chunks, by which the file is known."""
     return hashlib.sha256(_content(index)).hexdigest()
 
 
 def lengths(folder: str, size: int) -> dict[str, int]:
-    """Return how long each object of a file of `size` bytes is, by its name."""
+    """Return how long each chunk of a file of `size` bytes is, by its object's name."""
     starts = range(0, size, CHUNK_BYTES)
     index = ChunkIndex(bytes=size, chunks=("0" * 64,) * len(starts))
     parts = {_name(folder, n): min(CHUNK_BYTES, size - start) for n, start in enumerate(starts)}
@@ -61,7 +61,7 @@ def lengths(folder: str, size: int) -> dict[str, int]:
 
 
 def put(store: Store, folder: str, path: Path) -> None:
-    """Put a file below `folder`, which ends in the index's SHA-256 and "/".
+    """Put a file in chunks below `folder`, which ends in the index's SHA-256 and "/".
 
     Raises:
       LockstepError: other bytes stand there.
@@ -76,7 +76,7 @@ def put(store: Store, folder: str, path: Path) -> None:
 
 
 def fetch(store: Store, folder: str, sha256: str, path: Path, most: int | None = None) -> None:
-    """Fetch a file; chunks that an earlier try brought are not read again.
+    """Fetch a file's chunks; those that an earlier try brought are not read again.
 
     Args:
       store: Where it is.
@@ -124,7 +124,7 @@ def _read_index(store: Store, folder: str, sha256: str) -> ChunkIndex:
 
 
 def _read(store: Store, name: str, sha256: str, most: int) -> bytes:
-    """Return an object with this SHA-256."""
+    """Return a chunk or an index with this SHA-256."""
     stored = store.look(name, most)
     if stored is None:
         raise LackingError(f"{store.address}/{name}: found nothing, expected a part of a file")

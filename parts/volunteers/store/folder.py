@@ -17,17 +17,17 @@ ASIDE = ".aside"  # where files are written, before they get their names
 
 @dataclass(frozen=True)
 class FolderStore:
-    """A folder; its file systems must have hard links, as those of Linux have."""
+    """A store in a folder; its file systems must have hard links, as those of Linux have."""
 
     root: Path
 
     @property
     def address(self) -> str:
-        """Address of the folder."""
+        """Address of the store's folder."""
         return f"file://{self.root}"
 
     def create(self, name: str, content: bytes) -> bool:
-        """Link a file to its name, which the system refuses where there is one."""
+        """Link a file to its name in the store's folder, which fails where there is one."""
         path, aside = self._path(name), self.root / ASIDE / secrets.token_hex(8)
         with expecting(path, "to write there"):
             aside.parent.mkdir(parents=True, exist_ok=True)
@@ -46,7 +46,7 @@ class FolderStore:
                 aside.unlink(missing_ok=True)
 
     def look(self, name: str, most: int) -> StoredObject | None:
-        """Read a file, whose time is that of its last change; a pipe or a link has no bytes."""
+        """Read a file in the store's folder, with its last change's time; a pipe has no bytes."""
         path = self._path(name)
         try:
             status = os.lstat(path)
@@ -65,7 +65,7 @@ class FolderStore:
         return StoredObject(None if is_long else content, int(status.st_mtime))
 
     def names(self, prefix: str, most: int = MOST_NAMES) -> dict[str, int]:
-        """List the files below a folder."""
+        """List the files below a folder of the store on this machine."""
         folder, times = self._path(prefix.rstrip("/")), dict[str, int]()
         if not folder.is_dir():
             return times
@@ -77,7 +77,7 @@ class FolderStore:
         return times
 
     def remove(self, name: str) -> None:
-        """Remove a file."""
+        """Remove a file from the store's folder."""
         path = self._path(name)
         with expecting(path, "to remove it"):
             path.unlink(missing_ok=True)

@@ -29,7 +29,7 @@ class Waits:
         self.next = max(0.05, first)
 
     def sleep(self, *, at_once: bool = True) -> None:
-        """Wait; a request to stop this process is obeyed at once, or not."""
+        """Wait for the store; a request to stop this process is obeyed at once, or not."""
         with signals.at_once() if at_once else nullcontext():
             time.sleep(self.next)
         self.next = min(1.5 * self.next, LONGEST)
@@ -42,15 +42,15 @@ class PatientStore:
         self.store, self.address = store, store.address
 
     def look(self, name: str, most: int) -> StoredObject | None:
-        """Look at an object."""
+        """Look at an object until the store answers."""
         return self.patiently(lambda: self.store.look(name, most))
 
     def names(self, prefix: str, most: int = MOST_NAMES) -> dict[str, int]:
-        """List the objects of a folder, each with its time in seconds."""
+        """List the objects of a folder, each with its time in seconds, until the store answers."""
         return self.patiently(lambda: self.store.names(prefix, most))
 
     def put(self, name: str, content: bytes) -> bool:
-        """Put an object under a free name; return whether these bytes stand there now.
+        """Put an object under a free name until the store answers; return whether it stands there.
 
         Where the lab signed no address yet, this waits for one. It is too late, and the bytes are
         not there, once the lab signed for later rounds alone.
@@ -61,7 +61,7 @@ class PatientStore:
             return False
 
     def patiently(self, ask: Callable[[], Got], *, at_once: bool = True) -> Got:
-        """Repeat a request until there is an answer; `at_once` is that of `Waits.sleep`."""
+        """Repeat a request until the store answers; `at_once` is that of `Waits.sleep`."""
         waits, warned = Waits(), False
         while True:
             try:

@@ -22,7 +22,7 @@ ANY = set(range(200, 600)) - web.BUSY  # statuses that are an answer
 
 
 class Trial(NamedTuple):
-    """A request by an address that was signed for another one."""
+    """A request that probes a store by an address that was signed for another one."""
 
     what: str
     verb: str
@@ -33,7 +33,7 @@ class Trial(NamedTuple):
 
 
 def probe(store: Store) -> None:
-    """Check a store with the rights of its owner; what is put for it is removed again.
+    """Probe a store with the rights of its owner; what is put for it is removed again.
 
     Raises:
       LockstepError: two writers won one name; or the store signs addresses, and does not hold
@@ -50,7 +50,7 @@ def probe(store: Store) -> None:
 
 
 def _race(store: Store, folder: str) -> None:
-    """Have writers race for names, each with bytes of its own."""
+    """Have writers race for names in the probed store, each with bytes of its own."""
     with ThreadPoolExecutor(WRITERS) as pool:
         for number in range(NAMES):
             name, start = f"{folder}/{number}", Barrier(WRITERS)
@@ -77,7 +77,7 @@ def _race(store: Store, folder: str) -> None:
 
 
 def _try_addresses(store: WebStore, endpoint: S3Endpoint, folder: str) -> None:
-    """Use addresses for what they were not signed for."""
+    """Probe addresses for what they were not signed for."""
     for trial in _trials(endpoint, folder):
         status = _status(store, trial)
         if status != trial.expected:
@@ -105,7 +105,7 @@ def _trials(endpoint: S3Endpoint, folder: str) -> Iterator[Trial]:
 
 
 def _status(store: WebStore, trial: Trial) -> int:
-    """Return the status of an answer; of a put whose answer was lost, that of another attempt."""
+    """Return the status of a probed store's answer; of a lost answer, that of another attempt."""
     request = web.Request(trial.url, {}, store.address, "an answer", pushes=True)
 
     def ask() -> int:

@@ -24,7 +24,7 @@ METHODS = {
 
 
 class S3Endpoint:
-    """The addresses of a folder of a bucket."""
+    """The signed addresses of a folder of a bucket that speaks S3."""
 
     hides = False
 
@@ -35,11 +35,11 @@ class S3Endpoint:
         self.folder = f"{key.rstrip('/')}/" if key else ""
 
     def find(self, ask: StoreRequest) -> tuple[str, dict[str, str]]:
-        """Sign an address that is used at once."""
+        """Sign an S3 address that is used at once."""
         return self.sign([ask], SOON)[0], {}
 
     def sign(self, asks: Sequence[StoreRequest], seconds: int) -> list[str]:
-        """Return an address for each, that holds for so many seconds from now on."""
+        """Return an S3 address for each, that holds for so many seconds from now on."""
         from fsspec import asyn
 
         try:

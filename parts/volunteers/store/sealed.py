@@ -34,7 +34,7 @@ def seal(content: bytes, reader: PublicKey, name: str) -> bytes:
 
 
 def unseal(data: bytes, reader: PrivateKey, name: str) -> bytes:
-    """Return what was sealed.
+    """Return what was sealed for the holder of a key.
 
     Raises:
       LockstepError: it was sealed for another key or name, or is changed.
@@ -56,13 +56,13 @@ def unseal(data: bytes, reader: PrivateKey, name: str) -> bytes:
 def _cipher(
     private: X25519PrivateKey, public: bytes, eph: bytes, reader: bytes
 ) -> ChaCha20Poly1305:
-    """Raise a ValueError where the public key is a point of small order."""
+    """Return the cipher of a seal; a ValueError where the public key is a point of small order."""
     shared = private.exchange(X25519PublicKey.from_public_bytes(public))
     return ChaCha20Poly1305(HKDF(SHA256(), KEY_BYTES, None, DOMAIN + eph + reader).derive(shared))
 
 
 def _on_x25519(key: PublicKey) -> bytes:
-    """Return an Ed25519 key's u = (1 + y) / (1 - y), the X25519 key of the same secret."""
+    """Return the X25519 key that seals for an Ed25519 key: u = (1 + y) / (1 - y)."""
     y = int.from_bytes(key.public_bytes_raw(), "little") % 2**255
     u = (1 + y) * pow(1 - y, -1, PRIME) % PRIME
     return u.to_bytes(KEY_BYTES, "little")

@@ -15,14 +15,14 @@ MOST_NAMES = 4096  # of one listing: a round of 256 peers has a fifth of it
 
 
 class StoredObject(NamedTuple):
-    """What stands under a name."""
+    """What a store has under a name."""
 
     content: bytes | None  #: None: it is longer than was asked for.
     seconds: int  #: When it was put, by the store's clock.
 
     @property
     def sha256(self) -> str:
-        """SHA-256 of its content, hex."""
+        """SHA-256 of a stored object's content, hex."""
         return hashlib.sha256(self.content or b"").hexdigest()
 
 
@@ -40,7 +40,7 @@ class ReadableStore(Protocol):
     address: str  #: Of the run's folder, without credentials.
 
     def look(self, name: str, most: int) -> StoredObject | None:
-        """Return an object of up to `most` bytes, and when it was put; None if the name is free."""
+        """Return a stored object of up to `most` bytes, and its time; None if the name is free."""
 
     def names(self, prefix: str, most: int = MOST_NAMES) -> dict[str, int]:
         """Return when each object below a folder was put, by its name; `prefix` ends in "/".
@@ -64,7 +64,7 @@ class Store(ReadableStore, Protocol):
         """
 
     def remove(self, name: str) -> None:
-        """Remove an object, if it is there: only for the store's owner."""
+        """Remove an object from the store, if it is there: only for its owner."""
 
 
 def too_many(where: str, most: int) -> str:

@@ -27,7 +27,7 @@ IF_FREE = {"If-None-Match": "*"}  # a put writes nothing over an object
 
 
 class StoreRequest(NamedTuple):
-    """A request to a store."""
+    """A request to a store on a server."""
 
     verb: str  #: "PUT", "GET", "DELETE", or "LIST".
     name: str  #: Of the object; of LIST, the prefix of the names.
@@ -36,13 +36,13 @@ class StoreRequest(NamedTuple):
 
 
 class Endpoint(Protocol):
-    """The addresses of a store, to which its requests go."""
+    """The addresses of a store on a server, to which its requests go."""
 
     folder: str  #: Prefix in the store of the run's names, such as "run/".
     hides: bool  #: Whether it answers 403 where there is no object.
 
     def find(self, ask: StoreRequest) -> tuple[str, dict[str, str]]:
-        """Return an address and headers.
+        """Return a server's address and headers for a request to the store.
 
         Raises:
           LockstepError: there is no such address.
@@ -51,14 +51,14 @@ class Endpoint(Protocol):
 
 @dataclass(frozen=True)
 class WebStore:
-    """A run's folder on a server."""
+    """A run's folder in a store on a server."""
 
     address: str
     endpoint: Endpoint
     network: NetSettings = field(default_factory=NetSettings)
 
     def create(self, name: str, content: bytes) -> bool:
-        """Put an object with a condition that the server keeps."""
+        """Put an object with a condition that the store's server keeps."""
         attempts = limits.Attempts(self.network)
         while True:
             failure = self._put(name, content)
@@ -70,7 +70,7 @@ class WebStore:
             attempts.failed(failure, f"{ATTEMPT} after {self.network.attempts} attempts")
 
     def _put(self, name: str, content: bytes) -> TransientError | None:
-        """Put an object once; return None if the server says that it did."""
+        """Put an object once on the server; return None if it says that it did."""
         request = self._request(StoreRequest("PUT", name, len(content)))
         statuses = DONE | {BUSY, TAKEN}
         try:
@@ -83,7 +83,7 @@ class WebStore:
         return None
 
     def look(self, name: str, most: int) -> StoredObject | None:
-        """Read an object, whatever length the server gives."""
+        """Read an object, whatever length the store's server gives."""
         return limits.call(partial(self._look, name, most), self.network)
 
     def _look(self, name: str, most: int) -> StoredObject | None:
@@ -103,7 +103,7 @@ class WebStore:
         return StoredObject(None if len(content) > most else content, seconds)
 
     def names(self, prefix: str, most: int = MOST_NAMES) -> dict[str, int]:
-        """List page after page, each from the last name of the page before."""
+        """List page after page of the store's server, each from the last name before it."""
         pages, times, after = web.Pages(self.network), dict[str, int](), ""
         where, folder = f"{self.address}/{prefix}", self.endpoint.folder
         while True:
@@ -124,7 +124,7 @@ class WebStore:
             after = last
 
     def remove(self, name: str) -> None:
-        """Remove an object."""
+        """Remove an object on the store's server."""
 
         def ask() -> None:
             request = self._request(StoreRequest("DELETE", name))
@@ -173,5 +173,5 @@ def _entries(root: ElementTree.Element) -> Iterator[tuple[str, int]]:
 
 
 def _seconds(at: datetime) -> int:
-    """Return the seconds since 1970; a time without a zone is of UTC, whoever reads it."""
+    """Return the seconds since 1970 of a server's time; one without a zone is of UTC."""
     return int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp())

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class Passed(NamedTuple):
-    """A round that was closed, by its link's word."""
+    """A round that was closed before a late joiner came, by its link's word."""
 
     entry: Entry
     progress: RunProgress  #: The run after it.
@@ -40,7 +40,7 @@ class Passed(NamedTuple):
 
 
 class LateJoiner:
-    """Who begins later than a run."""
+    """A late joiner: who begins later than a run."""
 
     def __init__(self, chain: Chain, states: States, settings: RoundSettings):
         self.chain, self.states, self.settings = chain, states, settings
@@ -48,7 +48,7 @@ class LateJoiner:
         self.builders: defaultdict[str, int] | None = None
 
     def begin(self, start: StartingPoint, peers: SimulatedPeers, writer: Writer) -> StartingPoint:
-        """Return the beginning after the newest state that is there; `start` without any."""
+        """Return where a late joiner begins, after the newest state that is there; or `start`."""
         passed = [*self._passed(start.progress, peers.params_hash())]
         while passed and not self._is_trained_on(passed[-1]):
             passed.pop()
@@ -77,7 +77,7 @@ class LateJoiner:
         return start
 
     def _is_trained_on(self, passed: Passed) -> bool:
-        """Return whether `min_clients` peers signed messages that follow from a round's link.
+        """Return whether `min_clients` peers signed messages that follow a late joiner's link.
 
         Fewer keys than these cannot pass off a chain of their own: an honest peer's message names
         the params before it, and its share of the data, which follows from who takes part.
@@ -94,14 +94,14 @@ class LateJoiner:
         return signed >= chain.min_clients
 
     def _passed(self, progress: RunProgress, params: str) -> Iterator[Passed]:
-        """Yield the rounds that were closed, up to a link that cannot follow."""
+        """Yield the rounds closed before a late joiner came, up to a link that cannot follow."""
         try:
             yield from self._closed_rounds(progress, params)
         except ValueError as error:
             log.warning(f"train: a link in the store does not follow: {error}")
 
     def _closed_rounds(self, progress: RunProgress, params: str) -> Iterator[Passed]:
-        """Yield the rounds that were closed, as `_passed` does.
+        """Yield the rounds closed before a late joiner came, as `_passed` does.
 
         Raises:
           ValueError: A link says what no run allows.
@@ -134,7 +134,7 @@ class LateJoiner:
     def _following(
         self, what: str, step: int, head: Head, ejected: Collection[int]
     ) -> SlotContent | None:
-        """Return the link of a round that names the one before it, by a peer that is not ejected.
+        """Return the link that a late joiner follows after another, by a peer that is not ejected.
 
         If several do, it is the one on which most peers have built; None if that is unclear.
         """
@@ -150,7 +150,7 @@ class LateJoiner:
         return candidates[0] if len(candidates) == 1 else None
 
     def _builders(self, step: int) -> Mapping[str, int]:
-        """Return who signed a link of a round or later, or one that follows it, by its SHA-256.
+        """Return, for a late joiner, who signed a link of a round or one that follows it, by hash.
 
         Peers are bits of a number. Links are read once, from the first round that is asked for.
         """
@@ -177,7 +177,7 @@ class LateJoiner:
         askers: tuple[int, ...],
         params: str,
     ) -> tuple[Entry, RunProgress]:
-        """Return the record of a round, and the run after it."""
+        """Return a late joiner's record of a round, and the run after it."""
         named = {*link.applied, *link.false_links}
         evidence = Evidence(
             messages={p: Message(m.commitment, m.bytes) for p, m in link.messages.items()},

@@ -17,7 +17,7 @@ CameTo = TypeVar("CameTo")
 
 
 class RoundLinks(Generic[CameTo]):
-    """The links of a round, one of which will count.
+    """The links of a round here, one of which will count.
 
     A subclass has four methods. `look(now)` reads what is new: where it is likely or, if the
     reading is `everywhere`, all. `follow(peer)` returns what the round came to by a peer's link,
@@ -33,11 +33,11 @@ class RoundLinks(Generic[CameTo]):
         self.at = at
 
     def look_before(self) -> CameTo | None:
-        """Look again at the round before; return what it came to, if another link closed it."""
+        """Look again at links of the round before; return what it came to, if another closed it."""
         return None
 
     def put(self, notices: Collection[str], waits: Waits) -> None:
-        """Put the volunteer's link."""
+        """Put the volunteer's link of a round."""
         self.process.put(body := self.link(notices))
         self.read_slots([body.peer])
         if body.peer not in self.read.links:  # it is too late for one
@@ -54,7 +54,7 @@ class RoundLinks(Generic[CameTo]):
                 self.read.links[peer], self.read.seen[peer] = content, time.monotonic()
 
     def list(self) -> dict[str, int]:
-        """Look into all slots; return the names of the round, and when each was put."""
+        """Look for links into all slots; return the names of the round, and when each was put."""
         read = self.read
         read.listed, now = self.chain.names(read.step), time.monotonic()
         read.first_listed = dict.fromkeys(read.listed, now) | read.first_listed
@@ -62,7 +62,7 @@ class RoundLinks(Generic[CameTo]):
         return read.listed
 
     def look_beyond(self) -> None:
-        """Read what peers signed later, for one who does not train, and may wait in vain."""
+        """Read links that peers signed later, for who does not train, and may wait in vain."""
         read, self.read.beyond = self.read, None
         if self.process.volunteer is None and read.first() is None:
             in_all = self.process.looks_once
@@ -72,7 +72,7 @@ class RoundLinks(Generic[CameTo]):
 
 
 def adopt(links: RoundLinks[CameTo], first_wait: float = 0.0) -> CameTo | End:
-    """Return what the round came to by the link that counts, or where the links end."""
+    """Return what a round came to by the link that counts, or where the links end."""
     read, waits, number = links.read, Waits(first_wait), 1
     once = links.process.looks_once
     read.everywhere = number % links.seldom == 0 or once
@@ -122,7 +122,7 @@ class BeginningLinks(RoundLinks[Began]):
         self.progress, self.joins = progress, dict[int, int]()
 
     def look(self, now: float) -> None:
-        """Look at who asked, and into all slots."""
+        """Look at the links of who asked, and into all slots."""
         read, chain = self.read, self.chain
         self.joins = chain.notices(self.list(), "join")
         slots, terms = chain.document.slots, chain.terms
@@ -133,7 +133,7 @@ class BeginningLinks(RoundLinks[Began]):
         self.look_beyond()
 
     def follow(self, peer: int) -> Began:
-        """Return the run with those that a link lists."""
+        """Return the run with those that a beginning link lists."""
         content, order, head = self.read.links[peer], self.read.turns, self.read.head
         assert order is not None
         times = content.stored.seconds, order.since
@@ -144,7 +144,7 @@ class BeginningLinks(RoundLinks[Began]):
         return progress, content.body.asked
 
     def link(self, notices: Collection[str]) -> AskedLink:
-        """Return the volunteer's link, which lists all that asked before its turn."""
+        """Return the volunteer's beginning link, which lists all that asked before its turn."""
         read, me, order = self.read, self.read.me, self.read.turns
         assert me is not None and order is not None
         begins = order.since + int(order.delay(me))  # so the link is put later
@@ -155,6 +155,6 @@ class BeginningLinks(RoundLinks[Began]):
         )
 
     def wait(self, waits: Waits) -> None:
-        """Ask to take part, and wait."""
+        """Ask to take part, and wait for the links that begin a round."""
         self.process.ask(self.progress)
         waits.sleep()

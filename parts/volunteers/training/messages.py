@@ -52,11 +52,11 @@ class RoundMessages:
 
     @property
     def whole(self) -> bool:
-        """Whether no message can still come."""
+        """Whether no message of the round can still come."""
         return links.is_whole(self.round, self.shown)
 
     def read(self, names: Collection[str] | None = None) -> None:
-        """Look at the records and payloads that are new.
+        """Look at the records and payloads of messages that are new.
 
         `names` are the names of the round. If they are None, it looks at one peer after the other,
         up to the first whose message is not there.
@@ -78,13 +78,13 @@ class RoundMessages:
                 return
 
     def read_all(self, list_names: Callable[[], Collection[str]]) -> None:
-        """Look at all records and payloads; list them where one is missing."""
+        """Look at all records and payloads of messages; list them where one is missing."""
         self.read()
         if not self.whole:
             self.read(list_names())
 
     def senders(self, names: Mapping[str, int]) -> set[int]:
-        """Return who has a record among the names of the round that is in time."""
+        """Return whose message has a record among the names of the round that is in time."""
         records = layout.names_by_peer(names, "record")
         senders = {peer for peer, name in records.items() if self.expected.is_in_time(names[name])}
         return senders.intersection(self.round.assignment)
@@ -97,7 +97,7 @@ class RoundMessages:
 
 
 class OwnPart:
-    """What the volunteer of a process does in a round; nothing where nobody trains.
+    """The message of a process's volunteer in a round; nothing where nobody trains.
 
     Attributes:
       worked: Whether it has taken its step.
@@ -156,7 +156,7 @@ class OwnPart:
         return self.messages.own is not None
 
     def leave_if_asked(self) -> None:
-        """Leave after its message, once this process is asked to stop; the round is still taken."""
+        """Leave after its message, once this process is asked to stop; the round is taken."""
         me, step = self.process.volunteer, self.round.step
         if me is None or not self.is_sent or self.left or not signals.is_asked():
             return
@@ -164,7 +164,7 @@ class OwnPart:
         self.left = self.process.put(notice)
 
     def account(self, link: RoundLink, undo: Callable[[], None]) -> None:
-        """Begin anew where others take the volunteer for silent, or for what it is not."""
+        """Begin anew where the round counts the volunteer's message otherwise than it does."""
         me = self.process.volunteer
         if me is None or me.peer not in self.round.assignment:
             return
@@ -179,7 +179,7 @@ class OwnPart:
 
 
 class RoundResult(NamedTuple):
-    """What a round came to by some messages."""
+    """What a round came to by some senders' messages."""
 
     progress: RunProgress
     finished: FinishedRound
@@ -187,7 +187,7 @@ class RoundResult(NamedTuple):
 
 
 class Settling:
-    """A round that may be settled more than once, each time from what all agreed on before it."""
+    """A round that may be settled by messages more than once, each time from the same state."""
 
     def __init__(self, swarm: Swarm, states: States, progress: RunProgress, start: RoundStart):
         self.swarm, self.states, self.progress, self.start = swarm, states, progress, start
@@ -195,7 +195,7 @@ class Settling:
         self.before: tuple[Tree, Tree] = swarm.peers.params_and_shared()
 
     def undo(self) -> None:
-        """Return all peers to what they agreed on before the round."""
+        """Return all peers to what they agreed on before the round's messages."""
         params, shared = self.before
         peers = self.swarm.peers
         if peers.programs.merges_in_parts(peers.count):  # which takes the memory of what is shared
@@ -236,7 +236,7 @@ class Settling:
         return RoundResult(progress, finished, hashes)
 
     def _claimed_work(self, counted: Mapping[int, MessageInTime]) -> RoundWork:
-        """Return what the senders say that they did."""
+        """Return what the senders of messages say that they did."""
         done = {p: StepResult(item.sent, item.body.loss) for p, item in counted.items()}
         losses = {p: item.loss for p, item in done.items() if item.loss is not None}
         silent = tuple(sorted(self.round.assignment.keys() - counted.keys()))

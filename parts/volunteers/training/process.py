@@ -15,7 +15,7 @@ from parts.volunteers.signed import sign
 
 
 class Volunteer(NamedTuple):
-    """Who trains here."""
+    """The volunteer who trains in this process."""
 
     peer: int
     key: PrivateKey
@@ -23,7 +23,7 @@ class Volunteer(NamedTuple):
 
 
 class Onlooker(NamedTuple):
-    """How somebody follows a run who only looks on."""
+    """How somebody follows a run in this process who only looks on."""
 
     waits: bool  #: For links to come; else it ends with those that are there.
     say: Callable[[str], object]  #: Gets a line a round.
@@ -31,7 +31,7 @@ class Onlooker(NamedTuple):
 
 @dataclass
 class Process:
-    """A process of a run.
+    """A process of a run over a store.
 
     Attributes:
       chain: The run's links.
@@ -47,11 +47,11 @@ class Process:
 
     @property
     def looks_once(self) -> bool:
-        """Whether nobody waits here for links to come."""
+        """Whether nobody waits in this process for links to come."""
         return self.onlooker is not None and not self.onlooker.waits
 
     def read(self, progress: RunProgress, what: str) -> RoundRead:
-        """Return what is known of a round's links before anything was read of it."""
+        """Return what the process knows of a round's links before anything was read of it."""
         ejected, me = progress.state.ejected, self.volunteer and self.volunteer.peer
         return RoundRead(
             step=progress.state.step,
@@ -65,19 +65,19 @@ class Process:
         )
 
     def say(self, text: str) -> None:
-        """Print a line for an onlooker."""
+        """Print a line for the process's onlooker."""
         if self.onlooker is not None:
             self.onlooker.say(text)
 
     def put(self, body: SlotBody) -> bool:
-        """Put what the volunteer signs in a round; return whether it stands there now."""
+        """Put what the process's volunteer signs in a round; return whether it stands there now."""
         assert self.volunteer is not None
         length = layout.signed_bytes(body.slot, self.chain.document.slots)
         name = layout.of_peer(body.round, body.peer, body.slot)
         return self.chain.store.put(name, sign(body, self.volunteer.key, length))
 
     def ask(self, progress: RunProgress) -> None:
-        """Ask to take part, if the volunteer may and has not."""
+        """Ask to take part, if the process's volunteer may and has not."""
         me, step = self.volunteer, progress.state.step
         if me is None or not driver.may_ask(progress, [me.peer]):
             return

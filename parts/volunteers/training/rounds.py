@@ -30,7 +30,7 @@ Taken = tuple[RunProgress, FinishedRound]
 
 
 class StoredSwarm(Swarm):
-    """A run's peers. One of them lives here, or none; the store shows what the others do.
+    """A run's peers in rounds over a store. One of them lives here, or none.
 
     Attributes:
       process: The run, and who trains or looks on here.
@@ -57,7 +57,7 @@ class StoredSwarm(Swarm):
         self.last: ClosingLinks | None = None  # of the round before, until a link names its link
 
     def take_round(self, progress: RunProgress) -> tuple[RunProgress, FinishedRound | None]:
-        """Follow the next round, and train in it if a volunteer lives here.
+        """Follow the next round over the store, and train in it if a volunteer lives here.
 
         Where another link closed the round before after all, that round is returned once more; and
         None where an onlooker has come to the end of the links.
@@ -84,7 +84,7 @@ class StoredSwarm(Swarm):
         return taken
 
     def _stop_at(self, end: End) -> None:
-        """Stop where the links end.
+        """Stop taking rounds where the links end.
 
         Raises:
           LockstepError: This is a training, which has to come to the last round, and never can.
@@ -95,7 +95,7 @@ class StoredSwarm(Swarm):
 
 
 class ClosingLinks(RoundLinks[Taken]):
-    """A round in progress: its messages, and the links with which it closes."""
+    """A round over a store in progress: its messages, and the links with which it closes."""
 
     def __init__(self, swarm: StoredSwarm, progress: RunProgress, start: RoundStart):
         process, chain, peers = swarm.process, swarm.process.chain, swarm.peers
@@ -122,7 +122,7 @@ class ClosingLinks(RoundLinks[Taken]):
         self.senders = set[int]()
 
     def take(self) -> Taken | End:
-        """Take part in the round, if a volunteer lives here, and return what it came to."""
+        """Take part in the round over the store, if a volunteer lives here; return its outcome."""
         commits_own = self.swarm.takes(self.round.step)
         self.own.work(self.progress, self._is_closed_without, commits_own=commits_own)
         self.own.leave_if_asked()
@@ -134,7 +134,7 @@ class ClosingLinks(RoundLinks[Taken]):
     # ---- What the store shows ----
 
     def look(self, now: float) -> None:
-        """Look for the link that closes the round, mostly where it is expected, and for messages.
+        """Look for the link that closes the round over the store, and for messages.
 
         Who trains reads messages once its own link could be due.
         """
@@ -162,12 +162,12 @@ class ClosingLinks(RoundLinks[Taken]):
         self.look_beyond()
 
     def _turns(self) -> Turns:
-        """Return the turns to close the round, by what was read of it."""
+        """Return the turns to close the round over the store, by what was read of it."""
         head, terms, slots = self.read.head, self.chain.terms, self.chain.document.slots
         return turns_to_close(self.round, self.messages.shown, head, terms, slots)
 
     def _likely_turns(self) -> Turns:
-        """Return the turns if all messages come, as long as nobody knows whether they do."""
+        """Return the turns to close the round if all messages come, while nobody knows whether."""
         if self.read.begun is not None:
             return self._turns()
         members, all_slots = self.round.peers, range(self.chain.document.slots)
@@ -175,7 +175,7 @@ class ClosingLinks(RoundLinks[Taken]):
         return Turns(order, 0, self.chain.terms.turn)
 
     def _is_closed_without(self, peer: int) -> bool:
-        """Return whether a link is there already, and this peer's message is not in time for it."""
+        """Return whether a link closed the round already, without this peer's message."""
         if self.swarm.waited:  # so the round has just begun
             return False
         self.list()
@@ -186,7 +186,7 @@ class ClosingLinks(RoundLinks[Taken]):
         return self.read.first() is not None and peer not in self.messages.shown
 
     def wait(self, waits: Waits) -> None:
-        """Wait a while; put the notice of leaving, if it leaves, before any link."""
+        """Wait a while for the round to close; put the notice of leaving before any link."""
         self.swarm.waited = True
         waits.sleep(at_once=not self.own.is_sent)
         self.own.leave_if_asked()
@@ -194,7 +194,7 @@ class ClosingLinks(RoundLinks[Taken]):
     # ---- A link, and what follows from it ----
 
     def follow(self, peer: int) -> Taken:
-        """Return what the round came to by a peer's link, and go on from it.
+        """Return what the round came to by a peer's closing link, and go on from it.
 
         Raises:
           FalseLinkError: It does not follow, and the params are as before it.
@@ -202,7 +202,7 @@ class ClosingLinks(RoundLinks[Taken]):
         return self._go_on(self.read.links[peer], self._result(self.read.links[peer]))
 
     def look_before(self) -> Taken | None:
-        """Look again at the round before; return what it came to, if another link closed it."""
+        """Look again at the round before over the store; return it if another link closed it."""
         last = self.swarm.last
         other = None if last is None else last.again()
         if other is None:
@@ -317,7 +317,7 @@ class ClosingLinks(RoundLinks[Taken]):
 
 
 def _line(link: RoundLink, entry: Entry) -> str:
-    """Say what is proven of a round, and what is stated."""
+    """Say what is proven of a round over a store, and what is stated."""
     merged = f"{len(link.applied)} of {len(entry.round.assignment)} messages merged"
     rejected = f", {len(link.rejected)} rejected" if link.rejected else ""
     out = entry.decision.ejected

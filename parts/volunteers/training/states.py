@@ -25,14 +25,14 @@ log = logging.getLogger(__name__)
 
 
 class States:
-    """States of a run, which are written to a folder before they are put."""
+    """A run's states in the store, which are written to a folder before they are put."""
 
     def __init__(self, store: Store, document: RunDocument, folder: Path):
         self.store, self.document, self.folder = store, document, folder
         self._puts = ThreadPoolExecutor(1, "state")  # rounds go on meanwhile
 
     def write(self, step: int, params: Tree, shared: Tree) -> Hash | None:
-        """Write the state after a round, if it is due; return the SHA-256 of its index."""
+        """Write the state after a round for the store, if it is due; return its index's SHA-256."""
         every = self.document.run["witness"]["snapshot_every"]
         if not self.document.state_bytes or step % every:
             return None
@@ -40,7 +40,7 @@ class States:
         return chunks.name_of(chunks.index_of(path))
 
     def closed(self, link: RoundLink, *, mine: bool) -> None:
-        """Put the state that was written, if this volunteer closed its round."""
+        """Put the state that was written into the store, if this volunteer closed its round."""
         if link.state is None:
             return
         if mine:
@@ -93,14 +93,14 @@ class OwnStates:
         self._thread = ThreadPoolExecutor(1, "audit")
 
     def begin(self, drawn: AuditDraw) -> None:
-        """Begin to put what the peer owned before a window and after it, unless that has begun."""
+        """Begin to put a drawn peer's states before and after a window, unless that has begun."""
         for step in (drawn.first - 1, drawn.last):
             key = step, drawn.peer
             if drawn.peer == self.peer and step != self.start and key not in self._futures:
                 self._futures[key] = self._thread.submit(self._put, step)
 
     def wait(self) -> None:
-        """Wait until all is there."""
+        """Wait until all of a drawn peer's states are in the store."""
         for future in self._futures.values():
             future.result()
 

@@ -47,7 +47,7 @@ BYTES_AT_ONCE = 2**16
 def environment_of(
     path: Sequence[Path], added: Mapping[str, str], programs: Sequence[str] = ()
 ) -> dict[str, str]:
-    """Return a child's environment: what is given of ours, what Python needs, the user's additions.
+    """Return a child's environment: what is given of ours, what Python needs, and the user's.
 
     Args:
       path: Entries of PYTHONPATH.
@@ -99,7 +99,7 @@ class ChildGroup:
     def start(
         cls, command: Sequence[str], folder: Path, environment: Mapping[str, str], log: Path
     ) -> "ChildGroup":
-        """Start a command in a folder of its own, which is made if it is not there.
+        """Start a child's command in a folder of its own, which is made if it is not there.
 
         It is the caller's to remove, unless this process is killed.
 
@@ -174,7 +174,7 @@ class ChildGroup:
             return f"was ended by signal {-status}"
 
     def kill(self) -> None:
-        """Kill all of them, and wait for the child; what follows needs no guard."""
+        """Kill the child and all that it started, and wait; what follows needs no guard."""
         if self._over:
             return  # its number may be another's by now
         self._over = True
@@ -252,7 +252,7 @@ class ChildLog:
                 self.write(text)
 
     def write(self, text: bytes) -> None:
-        """Add to the log."""
+        """Add what a child says to its log."""
         with self._lock:
             part = text[: max(0, LOG_BYTES - self.total)]
             self.total += len(text)
@@ -261,13 +261,13 @@ class ChildLog:
                 self._file.write(part)
 
     def last_line(self) -> str:
-        """Return the last line that has words, harmless and bounded; "" if there is none."""
+        """Return the last line with words that a child said, harmless and bounded; else ""."""
         with self._lock:
             lines = self._tail.decode(errors="replace").splitlines()
         return brief(next((line.strip() for line in reversed(lines) if line.strip()), ""), 300)
 
     def finish(self, seconds: float = 2.0) -> None:
-        """Wait for the last output, and close."""
+        """Wait for a child's last output, and close its log."""
         if self._reader:
             self._reader.join(seconds)
         with self._lock:

@@ -33,11 +33,11 @@ class NoWorkerError(WorkerError, RequestError):
 
 
 class RefusedError(Exception):
-    """The worker answered with its own error. The text is its whole message, in many lines."""
+    """The worker answered with its own error message, whose text is whole, in many lines."""
 
 
 def _as_text(value: Any) -> Any:
-    """Return a table of plain values as one of texts."""
+    """Return a worker's table of plain values as one of texts."""
     if not isinstance(value, dict):
         return value
     plain = {key: part for key, part in value.items() if isinstance(part, str | int | float)}
@@ -66,7 +66,7 @@ class WorkerHello(Table, extra="ignore"):  # later workers say more
 
 
 class WorkerAnswer(Table, extra="ignore"):
-    """A worker's answer to a request."""
+    """A worker's answer to a message that asks for something."""
 
     id: int
     """Number of the request."""
@@ -77,7 +77,7 @@ class WorkerAnswer(Table, extra="ignore"):
 
 
 class NamedArray(Table, extra="ignore"):
-    """One of a workload's arrays, which is in NAME.npy."""
+    """One of a workload's arrays in a worker's message, which is in NAME.npy."""
 
     name: Annotated[str, Field(pattern=NAME)]
 
@@ -118,6 +118,6 @@ def result_of(body: bytes, number: int) -> dict:
 
 
 def first_line(text: str) -> str:
-    """Return the first line of an error that has words, harmless and bounded."""
+    """Return the first line of a worker's error that has words, harmless and bounded."""
     lines = (line.strip() for line in text.splitlines())
     return brief(next((line for line in lines if line), "no words"), SHOWN)

@@ -6,7 +6,7 @@ from parts.workload.process.shared_memory import SharedMemory
 
 
 class SharedArrays:
-    """Params, gradients and rows.
+    """Params, gradients and rows, shared with a worker.
 
     Attributes:
       params: float32 [parameters], what the worker computes at.
@@ -24,7 +24,7 @@ class SharedArrays:
         self.make_room(row_bytes)
 
     def make_room(self, row_bytes: int) -> None:
-        """Take room for so many bytes of rows, elsewhere; what was in the arrays is lost."""
+        """Take room to share so many bytes of rows, elsewhere; what was in the arrays is lost."""
         row_words = max(1, -(-row_bytes // 4))
         memory = SharedMemory(4 * (2 * self._parameters + row_words), self._folder)
         values = memory.words[: 2 * self._parameters].view("<f4")

@@ -74,7 +74,7 @@ class WorkerCommand:
         return f"workload {self.factory}"
 
     def environment(self) -> dict[str, str]:
-        """Return the environment of the worker, and of a command in its place.
+        """Return the environment of the worker's process, and of a command in its place.
 
         Raises:
           LockstepError: An addition of the user's has no possible name, or is PYTHONPATH.
@@ -85,7 +85,7 @@ class WorkerCommand:
 
 @dataclass
 class WorkerProcess:
-    """A worker that has answered `hello`."""
+    """A worker's process that has answered `hello`."""
 
     command: WorkerCommand
     folder: Path
@@ -98,7 +98,7 @@ class WorkerProcess:
 
     @classmethod
     def start(cls, command: WorkerCommand, folder: Path) -> "WorkerProcess":
-        """Start a worker in a folder of its own, and wait for its hello.
+        """Start a worker's process in a folder of its own, and wait for its hello.
 
         Its log is `worker.log` in it, and the log before it `worker.log.before`. The folder is
         not emptied: what a worker before left in it is still there.
@@ -129,7 +129,7 @@ class WorkerProcess:
 
     @property
     def running(self) -> bool:
-        """Whether the process takes calls: it has not ended, and was not killed."""
+        """Whether the worker's process takes calls: it has not ended, and was not killed."""
         return not self._lost and self.group.child.poll() is None
 
     def greet(self, seconds: float | None = None) -> WorkerHello:
@@ -142,14 +142,14 @@ class WorkerProcess:
         return validate(WorkerHello, answer, f"{self.command.name}: hello: its answer", WorkerError)
 
     def result(self, key: str, method: str, params: dict) -> WorkerResult:
-        """Return a method's result, which has this key at least; errors as in `call`."""
+        """Return a worker's result of a method, which has this key at least; errors: see `call`."""
         result = self.call(method, params)
         if key not in result:
             raise self._error(method, f"{key}: missing, expected it")
         return validate(WorkerResult, result, f"{self.command.name}: {method}", WorkerError)
 
     def call(self, method: str, params: dict, seconds: float | None = None) -> dict:
-        """Return the result of a method, within `seconds` or the command's `answer_seconds`.
+        """Return a worker's result of a method, within `seconds` or the command's `answer_seconds`.
 
         Raises:
           WorkerError: The worker answers with an error; or it is killed, since it did not answer in
@@ -188,7 +188,7 @@ class WorkerProcess:
             raise self._error("command", what)
 
     def close(self) -> None:
-        """Ask the worker to end, wait a little, and kill what is left."""
+        """Ask the worker's process to end, wait a little, and kill what is left."""
         if self._lock.acquire(blocking=False):  # else a thread waits for an answer: none will come
             try:
                 self._shut_down()
@@ -200,7 +200,7 @@ class WorkerProcess:
             self.connection.close()
 
     def kill(self) -> None:
-        """Kill the worker and all that it started."""
+        """Kill the worker's process and all that it started."""
         self.group.kill()
         with suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)
@@ -249,7 +249,7 @@ class WorkerProcess:
         return messages.result_of(self._receive(length, deadline), self._number)
 
     def _receive(self, length: int, deadline: float) -> bytes:
-        """Return so many bytes.
+        """Return so many bytes that the worker's process sends.
 
         Looks at the child too: what it started may hold its end of the connection open.
 
@@ -334,7 +334,7 @@ def _ending(group: ChildGroup) -> str:
 
 
 def _soon(group: ChildGroup) -> str:
-    """Return how a child ended, a moment after its connection did."""
+    """Return how a worker's process ended, a moment after its connection did."""
     for _ in range(50):
         if ended := group.ended():
             return ended

@@ -66,7 +66,7 @@ class ArrayData(NamedTuple):
 
 
 def survey(location: AnyArrays, options: FetchOptions) -> Survey:
-    """Describe what a run would read; headers are read, and no values."""
+    """Describe the arrays that a run would read; headers are read, and no values."""
     data = _find(location, options)
     words = same_rows(data.splits, data.where).words
     totals = {split: sum(group.count for group in groups) for split, groups in data.splits.items()}
@@ -81,7 +81,7 @@ def survey(location: AnyArrays, options: FetchOptions) -> Survey:
 
 
 def source_sha256(location: AnyArrays, options: FetchOptions) -> str | None:
-    """Return the SHA-256 of the files, if there are any and `fetch` would read all of them."""
+    """Return the SHA-256 of the arrays' files, if `fetch` would read all of them."""
     if options.limit is not None or isinstance(location, DataWorkload):
         return None
     return listing_sha256(_contents(_find(location, options)))
@@ -193,7 +193,7 @@ def _read_folder(root: Path) -> tuple[list[Path], list[Examples]]:
 
 
 def _read_file(path: Path) -> Examples:
-    """Return what is in one file of arrays."""
+    """Return the arrays in one file."""
     check_regular_file(path)
     if path.suffix not in KINDS:
         unpacked = ", which `unzip` makes a folder of .npy files" * (path.suffix == ".npz")

@@ -52,7 +52,7 @@ PIECE = 2**20  # bytes
 
 
 class OpaqueFile(NamedTuple):
-    """A file: its name in the folder, where it is, and its stamp before it is read."""
+    """A file that is a row: its name in the folder, where it is, and its stamp before."""
 
     name: str
     path: Path
@@ -74,7 +74,7 @@ def survey(location: DataFiles, options: FetchOptions) -> Survey:
 
 
 def source_sha256(location: DataFiles, options: FetchOptions) -> str | None:
-    """Return the SHA-256 of the files, if `fetch` would read all of them."""
+    """Return the SHA-256 of all files, if `fetch` would copy each of them."""
     if options.limit is not None:
         return None
     files = _find(location)
@@ -120,7 +120,7 @@ def fetch(location: DataFiles, folder: Path, options: FetchOptions) -> Fetched:
 def _choose(
     location: DataFiles, options: FetchOptions
 ) -> tuple[dict[Split, list[OpaqueFile]], int]:
-    """Return the files that a run reads, by split, and the number of all train files."""
+    """Return the files whose rows a run reads, by split, and the number of all train files."""
     files, where, percent = _find(location), f"{PATH}: {location.path}", location.held_out_percent
     named = signs.held_out_beside(file.name for file in files)
     named |= {file.name for file in files if file.name.startswith(f"{HELD_OUT}/")}

@@ -31,7 +31,7 @@ DTYPES = get_args(Dtype)
 
 
 class RowShards:
-    """The shards, in an empty folder, as they are made of a few rows after another.
+    """Shards of rows in an empty folder, as they are written a few after another.
 
     The first `most` rows of each split are kept; None keeps all.
     """
@@ -44,7 +44,7 @@ class RowShards:
         self.rows: dict[Split, int] = {TRAIN: 0, HELD_OUT: 0}  # so far
 
     def add(self, split: Split, rows_NW: np.ndarray) -> None:
-        """Add little-endian rows to a split."""
+        """Write little-endian rows to a split's shards."""
         if (most := self._most[split]) is not None:
             rows_NW = rows_NW[: most - self.rows[split]]
         if not len(rows_NW):
@@ -59,7 +59,7 @@ class RowShards:
         return all(self.rows[split] == self._most[split] for split in splits)
 
     def finish(self) -> tuple[ShardFile, ...]:
-        """Write what is left; return all files."""
+        """Write the rows that are left; return all files of shards."""
         for split, waiting in self._waiting.items():
             if waiting:
                 self._write(split)
@@ -75,20 +75,20 @@ class RowShards:
 
 
 class Sliced(Protocol):
-    """An array that gives slices of its first axis: NumPy's, or one of a file."""
+    """An array whose rows are slices of its first axis: NumPy's, or one of a file."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
 
     def __getitem__(self, examples: slice) -> Any:
-        """Return the values of these examples."""
+        """Return the values of these examples' rows."""
 
 
 OpenArrays = Callable[[], AbstractContextManager[Mapping[str, Sliced]]]
 
 
 class Examples(NamedTuple):
-    """Examples: where they are from, what a row is, how many there are, and how to read them."""
+    """Examples to write as rows: where they are from, how many there are, and how to read them."""
 
     name: str
     rows: ArrayRows
@@ -126,7 +126,7 @@ def examples_of(name: str, opened: OpenArrays) -> Examples:
 
 
 def _check_array(name: str, array: Sliced, where: str) -> tuple[int, dict[str, Any]]:
-    """Return how many examples an array has, and what it is in a row."""
+    """Return how many examples' rows an array has, and what it is in a row."""
     if not re.fullmatch(NAME, name):
         raise LockstepError(
             f"{where}: lists an array named {brief(repr(name))}, expected at most 64 of the "
@@ -207,7 +207,7 @@ def write_arrays(
 
 
 def _read(groups: Sequence[Examples]) -> Iterator[np.ndarray]:
-    """Yield the rows of groups of examples, a few at a time: uint32 [n, W]."""
+    """Yield the rows to write of groups of examples, a few at a time: uint32 [n, W]."""
     for group in groups:
         with group.opened() as arrays:
             size = max(1, CHUNK_WORDS // group.rows.words)
@@ -222,7 +222,7 @@ def _read(groups: Sequence[Examples]) -> Iterator[np.ndarray]:
 
 
 def _check_values(values: np.ndarray, where: str, first: int) -> None:
-    """Check that numbers are finite, and that a bool has one of its two values."""
+    """Check that a row's numbers are finite, and that a bool has one of its two values."""
     if values.dtype.kind in "iu":
         return
     if values.dtype == np.bool_:
@@ -248,7 +248,7 @@ def held_out_rows(first: int, count: int, percent: float) -> np.ndarray:
 
 
 def counts_of(totals: Mapping[Split, int], percent: float | None, where: str) -> dict[Split, int]:
-    """Return how many rows each split has, without a limit.
+    """Return how many rows are written to each split, without a limit.
 
     `totals` are the rows by split; unless None, `percent` of the train rows are held out.
 
@@ -299,7 +299,7 @@ def most_rows(limit: Limit | None, words: int, where: str) -> dict[Split, int | 
 
 
 def warnings_of(counts: Mapping[Split, int], where: str, options: FetchOptions) -> tuple[str, ...]:
-    """Return what a user should know of the splits."""
+    """Return what a user should know of the splits of written rows."""
     if counts[HELD_OUT] or not options.measured:
         return ()
     return (f"{where}: neither held_out_percent nor held-out rows, so nothing is held out",)

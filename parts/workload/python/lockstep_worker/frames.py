@@ -14,7 +14,7 @@ STANDARD = os.path.dirname(os.__file__)  # where Python's own modules are
 
 
 def packed(value: dict) -> bytes:
-    """Return a message as it is sent.
+    """Return an answer as it is sent: its length, then JSON.
 
     Raises:
         ValueError, TypeError: it is too long, or has a value that JSON does not have.
@@ -26,7 +26,7 @@ def packed(value: dict) -> bytes:
 
 
 def length_of(header: bytes) -> int:
-    """Return the length of the message that follows.
+    """Return the length of the request or answer that follows.
 
     Raises:
         ValueError: it is 0 or above `LONGEST`.
@@ -38,7 +38,7 @@ def length_of(header: bytes) -> int:
 
 
 def receive(sock: socket.socket) -> Any:
-    """Return the next request; None where the host has closed the connection."""
+    """Return the host's next request; None where it has closed the connection."""
     header = _exactly(sock, HEADER.size)
     body = None if header is None else _exactly(sock, length_of(header))
     return None if body is None else json.loads(body)
@@ -77,19 +77,19 @@ def described(error: BaseException) -> str:
 
 
 def is_users(file: str) -> bool:
-    """Return whether a file is a user's: in no installed package, nor one of ours."""
+    """Return whether an error's file is a user's: in no installed package, nor one of ours."""
     installed = f"{os.sep}site-packages{os.sep}" in file or file.startswith((STANDARD, "<"))
     room = os.path.basename(os.path.dirname(file))
     return not installed and room not in ("lockstep_worker", "lockstep_torch")
 
 
 def finite(value: float) -> float | None:
-    """A number for JSON, which knows no NaN and no infinity: None for those."""
+    """A number for an answer's JSON, which knows no NaN and no infinity: None for those."""
     return float(value) if math.isfinite(value) else None
 
 
 def metrics_of(values: dict) -> dict:
-    """Return metrics for JSON: bool, int, float or text; floats that are not finite as text.
+    """Return metrics for an answer's JSON: bool, int, float or text; others as text.
 
     Raises:
         TypeError: a value is something else; the metric is named.

@@ -31,7 +31,7 @@ Travels = Callable[[str], bool]
 
 
 def offers(workload: Any, capability: str) -> bool:
-    """Return whether an object has a capability."""
+    """Return whether a user's object has a capability, such as `gradient`."""
     bound = capability in ("gradient", "measure") and hasattr(workload, "bind")
     return bound or callable(getattr(workload, capability, None))
 
@@ -62,16 +62,16 @@ class ArrayModel:
         self.tied: dict[str, str] = {}
 
     def open(self, params: dict[str, np.ndarray], gradients: dict[str, np.ndarray]) -> None:
-        """Read parameters here and write gradients there, float32 by name."""
+        """Bind the arrays: read parameters here and write gradients there, float32 by name."""
         self.params, self.gradients = params, gradients
 
     def init(self) -> None:
-        """Write the parameters as they begin."""
+        """Write the parameters as they begin into the mapped arrays."""
         for name, value in self.initial.items():
             self.params[name][...] = value
 
     def current(self) -> dict[str, np.ndarray]:
-        """Return all arrays, as the user's functions get them."""
+        """Return all mapped arrays, as the user's functions get them."""
         now = {
             name: self.params[name].astype(value.dtype, copy=False)
             for name, value in self.initial.items()
@@ -79,12 +79,12 @@ class ArrayModel:
         return {**now, **self.rest}
 
     def begin(self) -> None:
-        """Called before the micro-batches of a gradient."""
+        """Called before the micro-batches of a gradient of the user's functions."""
         for gradient in self.gradients.values():
             gradient[...] = 0
 
     def accumulate(self, some: Any, weight: float) -> float:
-        """Add the gradient of some rows, a share of all; return what they add to the loss."""
+        """Add the gradient of some rows to the mapped arrays; return what they add to the loss."""
         loss, gradients = self.workload.gradient(self.current(), some)
         if gradients.keys() != self.gradients.keys():
             actual, expected = gradients.keys(), self.gradients.keys()
@@ -98,16 +98,16 @@ class ArrayModel:
         return weight * float(loss)
 
     def finish(self) -> float:
-        """Called after the micro-batches of a gradient; return what divides the loss."""
+        """Called after the micro-batches of a gradient; return what divides their loss."""
         return 1.0
 
     def losses(self, some: Any) -> Any:
-        """The loss of each row, or sums and counts."""
+        """The user's functions' loss of each row, or sums and counts."""
         return self.workload.measure(self.current(), some)
 
 
 class Session:
-    """A host's requests of this capability, one method each."""
+    """A host's requests of the capability `gradient`, one method each."""
 
     def __init__(self, workload: Any):
         self.workload = workload
@@ -115,7 +115,7 @@ class Session:
         self.opened = False
 
     def answer(self, method: str, params: Any) -> dict:
-        """The result of one of `METHODS`."""
+        """The result of one of `METHODS` of the capability."""
         if not offers(self.workload, METHODS[method]):
             raise ValueError(f"{type(self.workload).__name__} has no {METHODS[method]}")
         if method not in ("begin", "dataset") and self.bound is None:
@@ -125,7 +125,7 @@ class Session:
         return getattr(self, method)(params)
 
     def begin(self, params: Any) -> dict:
-        """Build the model from its config and a seed, and say what of it travels."""
+        """Build the model for gradients from its config and a seed; say what of it travels."""
         self.spec, self.micro_batch = params["rows"], params["micro_batch"]
         self.width = rows.row_width(self.spec)
         globs, seed = layout.plain_filter(params["state_dict_filter"]), params["seed"]
@@ -154,7 +154,7 @@ class Session:
         }
 
     def open_arrays(self, params: Any) -> dict:
-        """Map the host's file."""
+        """Map the host's file of parameters, gradients and rows."""
         count = sum(_size(tensor) for tensor in self.bound.tensors)
         buffer = np.memmap(params["path"], np.uint8, "r+")
         views = []
@@ -180,7 +180,7 @@ class Session:
         return views
 
     def init(self, params: Any) -> dict:
-        """Write the parameters as they begin."""
+        """Write the model's parameters as they begin into the host's file."""
         self.bound.init()
         return {"ok": True}
 
@@ -197,7 +197,7 @@ class Session:
         return [words[start : start + self.micro_batch] for start in starts]
 
     def gradient(self, params: Any) -> dict:
-        """Write the mean gradient over the rows; the same arguments give the same bits."""
+        """Write the mean gradient over the host's rows; equal arguments give equal bits."""
         bits.seed_generators(params["seed"])
         self.bound.begin()
         loss = 0.0
@@ -215,7 +215,7 @@ class Session:
         return {"values": {name: value.tolist() for name, value in statistics}}
 
     def measure(self, params: Any) -> dict:
-        """The mean loss of each row, without a gradient, and what counts in it if that differs.
+        """The mean loss of each of the host's rows, without a gradient, and what counts in it.
 
         Generators are seeded by the rows: a loss that draws numbers (a diffusion's noise) is the
         same whenever a micro-batch of these rows is measured, and others draw other numbers.

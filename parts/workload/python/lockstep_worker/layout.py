@@ -22,13 +22,13 @@ def layout_hash(tensors: list[dict]) -> str:
 
 
 def plain_filter(state_filter: dict | None) -> dict[str, list[str]]:
-    """A filter with both its lists."""
+    """A filter of tensors with both its lists."""
     globs = state_filter or {}
     return {key: list(globs.get(key) or []) for key in ("include_globs", "exclude_globs")}
 
 
 def allows(state_filter: dict | None, name: str) -> bool:
-    """Return whether a filter includes a tensor: in `include_globs`, not in `exclude_globs`."""
+    """Return whether a filter includes a tensor's name: in `include_globs`, not excluded."""
     include, exclude = plain_filter(state_filter).values()
     if include and not any(fnmatchcase(name, glob) for glob in include):
         return False
@@ -49,12 +49,12 @@ def is_float(tensor: Any) -> bool:
 
 
 def dtype_name(tensor: Any) -> str:
-    """A dtype as torch writes it."""
+    """A tensor's dtype as torch writes it."""
     return f"torch.{tensor.dtype.name}" if isinstance(tensor, np.ndarray) else str(tensor.dtype)
 
 
 def digest(tensors: Iterable[tuple[str, Any]]) -> str:
-    """Return the SHA-256 over names, dtypes, shapes and bytes, in this order."""
+    """Return the SHA-256 over tensors' names, dtypes, shapes and bytes, in this order."""
     sha256 = hashlib.sha256()
     for name, tensor in tensors:
         facts = [name, dtype_name(tensor), [int(size) for size in tensor.shape]]

@@ -55,7 +55,7 @@ def _bytes_of(array: dict) -> int:
 
 
 def cut(rows: Any, start: int, stop: int) -> Any:
-    """Return some of the decoded rows."""
+    """Return some of the decoded rows for the user's code."""
     if isinstance(rows, dict):
         return {name: values[start:stop] for name, values in rows.items()}
     return rows[start:stop]

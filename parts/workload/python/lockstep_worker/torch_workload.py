@@ -49,18 +49,18 @@ class TorchWorkload(_models.TorchModels if _models else object):
         self.config = config
 
     def model(self) -> torch.nn.Module:
-        """A new model. Generators are seeded before; beside them only `config` may decide it."""
+        """Return a new torch model; generators are seeded, beside them only `config` decides."""
         raise NotImplementedError(f"{type(self).__name__} has no model")
 
     def loss(self, model: torch.nn.Module, rows: Any) -> torch.Tensor:
-        """The mean loss over some rows: tensors by name, or int64 tokens [N, T].
+        """The torch model's mean loss over some rows: tensors by name, or int64 tokens [N, T].
 
         Or a sum and the number of what counts in it, where rows do not count alike.
         """
         raise NotImplementedError(f"{type(self).__name__} has no loss")
 
     def row_losses(self, model: torch.nn.Module, rows: Any) -> Any:
-        """The loss of each row [N]: here `loss` of one row after the other.
+        """The torch model's loss of each row [N]: here `loss` of one row after the other.
 
         Or, where `loss` gives a sum and a number, sums [N] and numbers [N].
         """
@@ -73,12 +73,12 @@ class TorchWorkload(_models.TorchModels if _models else object):
         return losses if None in counts else (losses, torch.tensor(counts))
 
     def runtime_device(self) -> str:
-        """Return the device to compute on: `config["device"]`, or a GPU if there is one."""
+        """Return torch's device to compute on: `config["device"]`, or a GPU if there is one."""
         default = "cuda" if torch.cuda.is_available() else "cpu"
         return self.config.get("device", default)
 
     def bind(self, seed: int, travels: Callable[[str], bool]) -> bound_model.BoundModel:
-        """Build the model, to be bound to mapped arrays (gradients.py)."""
+        """Build the torch model, to be bound to mapped arrays (gradients.py)."""
         return bound_model.BoundModel(self, seed, travels)
 
     def __getattr__(self, name: str) -> Any:
@@ -92,7 +92,7 @@ class TorchWorkload(_models.TorchModels if _models else object):
         raise AttributeError(f"{type(self).__name__!r} has no {name!r}")
 
     def _evaluate(self, model: torch.nn.Module, split: str) -> dict:
-        """The mean loss over the rows of `dataset(split)`."""
+        """The torch model's mean loss over the rows of `dataset(split)`."""
         rows, device = self.dataset(split), next(model.parameters()).device
         count, size, total, counted = len(next(iter(rows.values()))), 64, 0.0, 0.0
         with torch.no_grad(), module_state.training(model, mode=False):

@@ -35,7 +35,7 @@ PROBE = {"preferred_backends": ["cpu"], "work_units_per_second": 1.0, "target_wi
 
 
 class Params(dict):
-    """The params of a request, or of a job."""
+    """The params of a host's request, or of a job."""
 
     def __missing__(self, key: str) -> Any:
         raise ValueError(f"params: {key!r} is missing; found {sorted(self)}")
@@ -50,7 +50,7 @@ def make_workload(factory: str, config: dict) -> Any:
 
 
 class Worker:
-    """A user's object, served method by method.
+    """The worker: a user's object, served method by method.
 
     Args:
         factory: `module:attr`, called with the config.
@@ -65,7 +65,7 @@ class Worker:
         self.models = self.brought.Models(self.workload, self.name) if self.brought else None
 
     def answer(self, request: dict) -> Any:
-        """The result of a request; what goes wrong is raised."""
+        """The worker's result of a request; what goes wrong is raised."""
         method, params = request.get("method"), Params(request.get("params") or {})
         if method in gradients.METHODS:
             return self.session.answer(method, params)
@@ -75,13 +75,13 @@ class Worker:
         return methods[method](params)
 
     def methods(self) -> dict[Any, Callable[[Params], Any]]:
-        """All methods beside those of `gradient`, and `shutdown`, which ends the loop below."""
+        """All the worker's methods but those of `gradient`, and `shutdown`, which ends its loop."""
         own = {"hello": self.hello, "capability_probe": self.capability_probe}
         names = self.brought.METHODS if self.brought else ()
         return own | {name: getattr(self.models, name) for name in names}
 
     def hello(self, params: Params) -> dict:
-        """Say what it can do, and what decides its bits."""
+        """Say what the worker can do, and what decides its bits."""
         ours = dict.fromkeys(gradients.METHODS.values())
         return {
             "protocol_version": PROTOCOL_VERSION,
@@ -95,7 +95,7 @@ class Worker:
         }
 
     def capability_probe(self, params: Params) -> dict:
-        """Say where it computes, and what suits the user's object."""
+        """Say where the worker computes, and what suits the user's object."""
         has_probe = callable(getattr(self.workload, "capability_probe", None))
         return {
             "runtime_device": self._device(),
@@ -118,14 +118,14 @@ def imported() -> list[str]:
 
 
 class Connection:
-    """The host's connection, and the loop that answers what comes over it."""
+    """The worker's connection to its host, and the loop that answers what comes over it."""
 
     def __init__(self, sock: socket.socket):
         self.sock = sock
         self.busy = True
 
     def watch(self) -> None:
-        """End this process if the host goes while the user's code computes."""
+        """End this worker if the host goes while the user's code computes."""
         poll = select.poll()
         poll.register(self.sock, getattr(select, "POLLRDHUP", 0))  # errors and hang-ups always
         while not (poll.poll() and self.busy):
@@ -133,7 +133,7 @@ class Connection:
         os._exit(1)
 
     def serve(self, make: Callable[[], Worker]) -> None:
-        """Answer until the host says `shutdown` or goes."""
+        """Answer as a worker until the host says `shutdown` or goes."""
         try:
             worker, problem = make(), ""
         except (Exception, SystemExit) as error:
@@ -159,7 +159,7 @@ def _answered(worker: Worker, request: dict) -> dict:
 
 
 def main() -> None:
-    """Serve one host until it goes."""
+    """Serve one host as a worker until it goes."""
     parser = argparse.ArgumentParser(description="Serve a user's model to a host.")
     parser.add_argument("--factory", required=True, help="module:attr, called with the config")
     parser.add_argument("--config-json", required=True, help="a JSON object")
