@@ -79,13 +79,13 @@ AS_WRITTEN = "as 5000, 100k, 1.5M, 1B or 1e9"
 
 
 def number_of(text: str) -> float:
-    """Return a number of things as people write it, AS_WRITTEN; else NaN."""
+    """Return an option's number of things as people write it, AS_WRITTEN; else NaN."""
     match = NUMBER.fullmatch(text.strip().lower().replace("_", ""))
     return float(Decimal(match[1].replace(",", "")) * UNITS[match[2]]) if match else math.nan
 
 
 def whole(text: str) -> int:
-    """Return a whole number of things, as `number_of` reads it, to argparse."""
+    """Return an option's whole number of things, as `number_of` reads it, to argparse."""
     number = number_of(text)
     if not number < 1e30 or number % 1:
         raise ArgumentTypeError(f"{text}, expected a whole number, {AS_WRITTEN}")
@@ -104,11 +104,11 @@ class Commands(TyperGroup):
     """Commands whose --help names no type for a flag, which takes no value."""
 
     def get_params(self, ctx: typer.Context) -> list:
-        """Return the options of the group itself."""
+        """Return the options of the group of commands itself."""
         return _flags_bare(super().get_params(ctx))
 
     def get_command(self, ctx: typer.Context, cmd_name: str) -> TyperCommand | None:
-        """Return the command of a name."""
+        """Return the command of a name in the group."""
         command = super().get_command(ctx, cmd_name)
         if command is not None:
             _flags_bare(command.get_params(ctx))

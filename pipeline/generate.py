@@ -118,7 +118,7 @@ class Continuations:
         return ids or [self._model.beginning]
 
     def _text(self, before: list[int], new: list[int]) -> str:
-        """Return the text of the new tokens, decoded with those before, since some join words."""
+        """Return the generated text of the new tokens, with those before, since some join words."""
         decode = self._model.tokenizer.decode
         start, whole = decode(before), decode(before + new)
         return whole[len(start) :] if whole.startswith(start) else decode(new)
@@ -190,7 +190,7 @@ def _converse(model: Continuations, as_json: bool) -> None:
 
 
 def _unicode(text: str) -> str:
-    """Return a text after a check that it is Unicode, which can be written as UTF-8."""
+    """Return a prompt after a check that it is Unicode, which can be written as UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -202,7 +202,7 @@ def _unicode(text: str) -> str:
 
 
 def _read(marker: str) -> str | None:
-    """Return the next line, or None after the last; Ctrl-C begins the line again."""
+    """Return the next line to continue, or None after the last; Ctrl-C begins the line again."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         while True:

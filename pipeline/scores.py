@@ -49,7 +49,7 @@ def wilson(share: float, count: float) -> tuple[float, float]:
 
 
 def interval(result: TaskResult, metric: str) -> tuple[float, float] | None:
-    """Return the 95 % interval of a result's metric, or None if its error is unknown."""
+    """Return the 95 % interval of a task's metric, or None if its error is unknown."""
     value, stderr = result.metrics[metric]
     if metric.startswith(SHARES) and 0 <= value <= 1:
         count = 1 + value * (1 - value) / stderr**2 if stderr else math.inf
@@ -58,7 +58,7 @@ def interval(result: TaskResult, metric: str) -> tuple[float, float] | None:
 
 
 def report(result: TaskResult) -> dict[str, Any]:
-    """Return a result as evaluate.json has it: each metric with its interval."""
+    """Return a task's result as evaluate.json has it: each metric with its interval."""
     metrics = {
         name: {"value": metric.value, "stderr": metric.stderr, "interval": interval(result, name)}
         for name, metric in result.metrics.items()
@@ -67,7 +67,7 @@ def report(result: TaskResult) -> dict[str, Any]:
 
 
 def flat(result: TaskResult) -> dict[str, float | None]:
-    """Return a result as metrics/evaluate.json has it: acc, acc_stderr and so on."""
+    """Return a task's result as metrics/evaluate.json has it: acc, acc_stderr and so on."""
     values: dict[str, float | None] = {}
     for name, metric in result.metrics.items():
         values |= {name: metric.value, f"{name}_stderr": metric.stderr}
@@ -75,7 +75,7 @@ def flat(result: TaskResult) -> dict[str, float | None]:
 
 
 def one_line(result: TaskResult) -> str:
-    """Return a result as a line of text."""
+    """Return a task's result as a line of text."""
     parts = []
     for score in scores([report(result)]):
         around = f" ({score.around})" if score.interval else ""
@@ -106,18 +106,18 @@ class Score(NamedTuple):
 
     @property
     def around(self) -> str:
-        """The interval as text."""
+        """The score's interval as text."""
         return "unknown" if self.interval is None else "{:.3f} to {:.3f}".format(*self.interval)
 
     @property
     def text(self) -> str:
-        """The value with its interval, beside chance."""
+        """The score with its interval, beside chance."""
         chance = "" if self.chance is None else f", chance {self.chance:.3g}"
         return f"{self.value:.3f} ({self.around}{chance})"
 
     @property
     def stands(self) -> str:
-        """Whether the interval lies above chance, below it or around it."""
+        """Whether the score's interval lies above chance, below it or around it."""
         if self.chance is None or self.interval is None:
             return ""
         low, high = self.interval

@@ -34,12 +34,12 @@ class OpenedExport(Protocol):
     texts: Exported | None  # the model as texts need it; None where it reads and writes none
 
     def held_out_loss(self, data: HeldOutRows) -> MeanLoss | None:
-        """Return the mean loss of held-out rows, at least one; None where it measures none."""
+        """Return the subject's mean loss of held-out rows; None where it measures none."""
 
     def numbers(
         self, loss: MeanLoss, data: HeldOutRows, notes: list[str]
     ) -> dict[str, float | int | None]:
-        """Return the numbers of evaluate.json that a held-out loss gives.
+        """Return the numbers of evaluate.json that the subject's held-out loss gives.
 
         `notes` gains the reasons of what is unknown.
         """
@@ -55,10 +55,10 @@ class Begins(Protocol):
     """First params that a subject makes itself, for a checkpoint without files."""
 
     def seed(self, run: Run) -> int:
-        """Return the seed that the first params are drawn with."""
+        """Return the seed that the subject's first params are drawn with."""
 
     def first_params(self, run: Run, folder: Path) -> dict[str, Any]:
-        """Write params.safetensors and `described_in`; return what source.json says of them."""
+        """Write the subject's params.safetensors and `described_in`; return source.json's part."""
 
     def params_again(self, run: Run, model: Model) -> Tree:
         """Return the params that `first_params` made of this run."""
@@ -80,21 +80,21 @@ class Exports(Protocol):
         tokenizer: Path,
         checkpoint: Path,
     ) -> None:
-        """Write an export into a folder, without its card.
+        """Write the subject's export into a folder, without its card.
 
         `tokenizer` and `checkpoint` are the folders of the tokenizer and the initial model, if any.
         """
 
     def export_weights(self, run: Run, model: Model, params: Tree, folder: Path) -> None:
-        """Write only what `export` makes of the params alone: anybody can make that again."""
+        """Write only what the subject's `export` makes of the params: all can make it again."""
 
     def exported_params(self, model: Model, folder: Path) -> Tree:
-        """Return the params of an export."""
+        """Return the params of the subject's export."""
 
     def open_export(
         self, run: Run, model: Model, folder: Path, shards: Path | None = None
     ) -> OpenedExport:
-        """Read an export back, to be measured.
+        """Read the subject's export back, to be measured.
 
         `shards` is the folder that stage download left, in which rows may be names of files.
         """
@@ -122,42 +122,42 @@ class Subject(Protocol):
         """Return whether the model of a transcript's header is one of this subject."""
 
     def check_public(self, run: Run, where: object) -> None:
-        """Check that others can repeat the run from what is published; errors call it `where`."""
+        """Check that others can repeat the subject from what is published, `where` in errors."""
 
     # ---- What it says of itself ----
 
     def read_model(self, run: Run, path: Path, listed: Shards | None) -> Model:
-        """Return a run's model, from `described_in` of data/init or `model_file` of an export.
+        """Return the subject's model, from `described_in` of data/init or an export's file.
 
         `listed` is what stage download left; None where there are no data yet, and nothing that is
         asked for depends on them.
         """
 
     def check_model(self, run: Run, model: Model, where: object) -> None:
-        """Check that a stranger's model can be trained here; errors call it `where`."""
+        """Check that a stranger's model of the subject can be trained, `where` in errors."""
 
     def title(self, model: Model) -> str:
-        """Return the name of the model that is trained, for people."""
+        """Return the name of the subject's model, for people."""
 
     def parameters(self, model: Model) -> int:
-        """Return how many parameters are trained."""
+        """Return how many parameters of the subject are trained."""
 
     def vocab_size(self, model: Model) -> int | None:
-        """Return the bound of token ids in the model's data; None where rows have no bound."""
+        """Return the bound of token ids in the subject's data; None where rows have no bound."""
 
     def code(self, model: Model) -> str | None:
-        """Return the SHA-256 of a user's code that computes the model; None without such code."""
+        """Return the SHA-256 of a user's code that computes the subject; None without such code."""
 
     def repeats(self, run: Run) -> bool:
-        """Return whether a step repeats bit for bit, or is to be refused."""
+        """Return whether the subject's step repeats bit for bit, or is to be refused."""
 
     def computed_by(self, run: Run, model: Model, environment: dict[str, str]) -> str:
-        """Return what computes the gradients of a run, for people."""
+        """Return what computes the gradients of the subject, for people."""
 
     # ---- How it is trained ----
 
     def extend(self, run: Run, earlier: Model, where: str, folder: Path) -> None:
-        """Check that this run can train on the params of an earlier run; errors call it `where`."""
+        """Check that the subject can go on from an earlier run's params, `where` in errors."""
 
     def programs(
         self,
@@ -166,7 +166,7 @@ class Subject(Protocol):
         first_step: int = 0,
         columns: tuple[Column, ...] = PLAIN,
     ) -> Programs:
-        """Return a run's programs.
+        """Return the programs of a run that trains the subject.
 
         `first_step` is the rounds trained by the run that this one extends, 0 for a new run.
         """
@@ -174,12 +174,12 @@ class Subject(Protocol):
     def row_weights(
         self, programs: Programs, params: Tree, rows_NW: np.ndarray
     ) -> np.ndarray | None:
-        """Return how much each row counts in the mean loss, [N]; None where all count alike."""
+        """Return how much each row counts in the subject's mean loss, [N]; None if all alike."""
 
     def counted_rows(
         self, run: Run, model: Model, shards: Path
     ) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return the rows of the train split without which no loss is measured, if there are any.
+        """Return the train rows without which no loss of the subject is measured, if any.
 
         Returns:
           Their indices, int64 [N] ascending, and the rows, int32 [N, W].

@@ -63,7 +63,7 @@ def read_toml(path: Path) -> dict:
 
 
 def check_values(where: object, document: dict) -> None:
-    """Check that a run file can hold each value of a document, which errors call `where`.
+    """Check that a TOML run file can hold each value of a document, which errors call `where`.
 
     Integers have 64 bits, with a sign or without: Python's may have thousands. JSON has nulls too.
     """
@@ -128,7 +128,7 @@ def chain(path: Path) -> list[Path]:
 
 
 def merged(base: dict[str, Any], changes: dict[str, Any], where: str = "") -> dict[str, Any]:
-    """Return tables with changes, of which a kind takes the place of another; `where` is theirs."""
+    """Return TOML tables with changes, of which a kind replaces another; `where` is theirs."""
     tables = dict(base)
     for key, value in changes.items():
         path = f"{where}{key}"

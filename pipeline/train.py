@@ -217,14 +217,14 @@ class _Scores(Observer):
     timed: Callable[[str], AbstractContextManager[None]]
 
     def took(self, entry: Entry) -> Entry:
-        """Score the params after a round, if that is due."""
+        """Score the trained params after a round, if that is due."""
         step = entry.round.step
         with self.timed("score"):
             self.scores.take(step, self.peers.params, last=step == self.last)
         return entry
 
     def saves(self) -> dict:
-        """Wait for the scores of earlier rounds: a checkpoint expects them to be written."""
+        """Wait for the scores of earlier rounds of training: a checkpoint expects them written."""
         self.scores.wait()
         return {}
 

@@ -209,7 +209,7 @@ def _audit_checks(entry: Entry, settings: RoundSettings, own_size: int) -> list[
 
 
 def _tokens(plan: Round, settings: RoundSettings) -> dict[int, int]:
-    """Return the tokens that each peer trains on in a round."""
+    """Return the tokens that each peer trains on in a round that is audited."""
     length = settings.row_tokens
     return {peer: (last - first + 1) * length for peer, (first, last) in plan.assignment.items()}
 

@@ -246,7 +246,7 @@ def rerun(bundle: Bundle) -> tuple[list[Finding], str | None]:
 
 
 def _state(findings: Iterable[Finding], claim: Finding, why: str | None) -> str:
-    """Return whether a finding is found here, to the letter; `why` is `WindowOutcome.why`."""
+    """Return whether a bundle's finding is found here, to the letter; `why` is the window's."""
     if any(finding.peer is None for finding in findings):
         return NOT_CONFIRMED  # with such rounds anybody could be blamed
     if claim in findings:
@@ -255,7 +255,7 @@ def _state(findings: Iterable[Finding], claim: Finding, why: str | None) -> str:
 
 
 def _nearest(findings: Iterable[Finding], claim: Finding) -> str:
-    """Return the finding here that is most like the claimed one."""
+    """Return the finding here that is most like the bundle's."""
     own = [finding for finding in findings if finding.peer == claim.peer]
     if not own:
         return "nothing against it"

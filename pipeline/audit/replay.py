@@ -50,7 +50,7 @@ class Replay:
 
     @property
     def kept(self) -> bool:
-        """Whether messages are kept; else a window is replayed for all its peers or none."""
+        """Whether messages to replay are kept; else a window is replayed for all peers or none."""
         return self.setup.programs.form.kept
 
     @cached_property
@@ -141,7 +141,7 @@ class WindowReplay:
         return self.found
 
     def take(self, entry: Entry) -> bool:
-        """Recompute the next round; return whether the replay can go on.
+        """Replay the next round; return whether the replay can go on.
 
         Not if a message that is not kept was applied in the place of a replayed one.
         """
@@ -153,7 +153,7 @@ class WindowReplay:
         return can_go_on
 
     def _begin(self, entry: Entry) -> None:
-        """Begin a round: some peers take over the params, those without work the last commit.
+        """Begin a replayed round: some peers take over the params, idle ones the last commit.
 
         A peer that joins or was silent has a new state.
         """
@@ -180,7 +180,7 @@ class WindowReplay:
         return recomputed, not lost
 
     def _message(self, entry: Entry, peer: int) -> Tree:
-        """Take a peer's step, and return its message."""
+        """Take a replayed peer's step, and return its message."""
         plan = entry.round
         work = self.replay.setup.work(plan.assignment[peer], plan.trainers)
         result = self.params.replica.step(self.own[peer], work, plan.step)
@@ -226,13 +226,13 @@ class WindowReplay:
                 self._blame(entry.round.step, judge, "check", text, False)
 
     def _is_merged(self, entry: Entry, peer: int) -> bool:
-        """Return whether a message of the round reached the params, then or in a later round."""
+        """Return whether a replayed round's message reached the params, then or later."""
         return (peer, entry.round.step) in self._merged
 
     # ---- Who is to blame ----
 
     def _blame(self, step: int, peer: int, kind: str, text: str, applied: bool) -> None:
-        """Keep a peer's first finding of a window, and the first that got into the params."""
+        """Keep a replayed peer's first finding of a window, and the first that got into params."""
         findings = [finding for finding in self.found if finding.peer == peer]
         if not findings or (applied and not any(finding.applied for finding in findings)):
             self.found.append(Finding(step, peer, kind, text, applied))
@@ -244,7 +244,7 @@ class WindowReplay:
         self._blame(step, peer, "state", text, peer not in ejected)
 
     def _compare_states(self, step: int) -> None:
-        """Compare the state with what was committed to at a snapshot."""
+        """Compare the replayed state with what was committed to at a snapshot."""
         recorded = self.replay.transcript.hashes(step, self.replay.setup.run.peers.count)
         self.params.compare(recorded)
         for peer, own in self.own.items():

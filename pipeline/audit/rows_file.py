@@ -27,7 +27,7 @@ class GivenRows:
         self.name, self.indices_N, self.rows_NW = name, indices_N, rows_NW
 
     def take(self, indices_N: np.ndarray) -> np.ndarray:
-        """Return the rows at these indices."""
+        """Return the file's rows at these indices."""
         rows_N = np.searchsorted(self.indices_N, indices_N)
         if not np.array_equal(self.indices_N.take(rows_N, mode="clip"), indices_N):
             text = f"lacks some of the sequences {indices_N[0]} to {indices_N[-1]}"
@@ -62,7 +62,7 @@ def assigned(entries: Iterable[Entry], peers: Sequence[int]) -> np.ndarray:
 
 
 def write(path: Path, data: Rows, indices: np.ndarray) -> None:
-    """Write the rows of some data at these indices, each once."""
+    """Write the rows of some data at these indices to a file, each once."""
     indices_N = np.unique(indices)
     save_tree(path, {"indices": indices_N, "rows": np.ascontiguousarray(data.take(indices_N))})
 

@@ -54,7 +54,7 @@ def seed_of(run: runfile.Run, transcript: Transcript) -> str:
 
 
 def whose_seed(run: runfile.Run) -> Literal["auditor", "beacon", "transcript"]:
-    """Return who chose that seed."""
+    """Return who chose the seed of the audit's sample."""
     if run.witness.seed is not None:
         return "auditor"
     return "beacon" if run.witness.beacon else "transcript"

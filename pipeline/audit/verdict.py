@@ -95,7 +95,7 @@ class Verdict(Table):
 
 
 def accepts(policy: str, findings: Sequence[Finding]) -> bool:
-    """Return whether the policy accepts a run with these findings."""
+    """Return whether a verdict's policy accepts a run with these findings."""
     return not any(finding.applied or policy == "strict" for finding in findings)
 
 
@@ -105,7 +105,7 @@ def contradictions(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def merged(findings: Sequence[Finding]) -> list[Finding]:
-    """Return the findings by round, without those on ejected peers that another one explains."""
+    """Return a verdict's findings by round, but those on ejected peers that others explain."""
     explained = {(f.round, f.peer) for f in findings if f.kind != "ejected"}
     remaining = [f for f in findings if f.kind != "ejected" or (f.round, f.peer) not in explained]
     return sorted(remaining, key=lambda f: f.round)

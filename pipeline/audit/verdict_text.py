@@ -81,7 +81,7 @@ def summarize(verdict: dict) -> str:
 
 
 def reason(verdict: dict) -> str:
-    """Return the reason for the outcome: the policy, and what it makes of the findings."""
+    """Return in words the reason for the outcome: the policy, and what it makes of the findings."""
     if trained_nothing(verdict):
         return (
             "no message was applied in any round, so the params are those that the run began with"
@@ -96,7 +96,7 @@ def reason(verdict: dict) -> str:
 
 
 def trained_nothing(verdict: dict) -> bool:
-    """Return whether no message was ever applied."""
+    """Return whether no message was ever applied, for a verdict in words."""
     return verdict["empty_rounds"] == verdict["audited_rounds"]
 
 
@@ -121,7 +121,7 @@ def why_refused(verdict: dict) -> str:
 
 
 def blame(findings: Iterable[dict]) -> str:
-    """Return who did what: one entry for each peer and kind of finding, with its first round."""
+    """Return in words who did what: an entry a peer and kind of finding, with its first round."""
     first: dict[tuple[str, str], int] = {}
     for finding in findings:
         entry = who(finding["peer"]), finding["kind"]
@@ -132,7 +132,7 @@ def blame(findings: Iterable[dict]) -> str:
 
 
 def compared(verdict: dict) -> str:
-    """Return how replays were compared with what was sent, or why some could not be."""
+    """Return in words how replays were compared with what was sent, or why some could not be."""
     if (why := verdict["not_comparable"]) is None:
         return "bit for bit" if verdict["replayed_windows"] else NOT_AT_ALL
     done = "the other windows bit for bit; " if verdict["replayed_windows"] else ""
@@ -222,7 +222,7 @@ def _outcome(verdict: dict) -> str:
 
 
 def _rounds(replayed: Iterable[dict]) -> str:
-    """Return replayed windows by rounds: rounds 1-50 of peers 0 and 3; 51-100 of peer 1."""
+    """Return replayed windows in words, by rounds: rounds 1-50 of peers 0 and 3; 51-100 of 1."""
     by_rounds: dict[tuple[int, int], list[int]] = {}
     for window in replayed:
         by_rounds.setdefault((window["first"], window["last"]), []).append(window["peer"])

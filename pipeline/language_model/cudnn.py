@@ -27,7 +27,7 @@ def check(run: runfile.Run, hf_config: dict) -> None:
 
 
 def check_device(run: runfile.Run) -> None:
-    """Check that the kernel could run here.
+    """Check that cuDNN's kernel could run here.
 
     Raises:
       LockstepError: There is no NVIDIA GPU, or the run is in another precision.
@@ -41,7 +41,7 @@ def check_device(run: runfile.Run) -> None:
 
 
 def _compiled(run: runfile.Run, hf_config: dict) -> str:
-    """Return one layer's compiled forward and backward pass, with the run's shapes: quick."""
+    """Return one layer compiled forward and backward by cuDNN, with the run's shapes: quick."""
     model = models.get(hf_config["model_type"])
     shape = model.Config.from_hf(hf_config).shortened(1)
     params = model.shapes(shape)

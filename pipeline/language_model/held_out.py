@@ -62,7 +62,7 @@ class MeanLoss(NamedTuple):
 
 
 def spread(split_size: int, sequences: int, seed: int) -> np.ndarray:
-    """Return the rows of a split that are measured: int64 [min(split_size, sequences)], ascending.
+    """Return the held-out rows that are measured: int64 [min(split_size, sequences)], ascending.
 
     They are the images of 0, 1, ... under a permutation that the seed draws, so that each row is as
     likely as any other. It uses only integers, and so gives the same on every machine.
@@ -160,7 +160,7 @@ def mean_loss(
     size: int,
     weights_N: np.ndarray | None = None,
 ) -> MeanLoss:
-    """Return the mean loss over all rows, and its standard error, see `mean_of`.
+    """Return the mean held-out loss over all rows, and its standard error, see `mean_of`.
 
     `measure` returns the losses of the rows of each lot. All lots have `size` rows, since the last
     one is padded, so a single shape is compiled.
@@ -172,7 +172,7 @@ def mean_loss(
 
 
 def weights_of(rows_NW: np.ndarray, columns: tuple[Column, ...]) -> np.ndarray | None:
-    """Return the predictions that count in each row, [N]; None where as many count in each."""
+    """Return the predictions that count in each held-out row, [N]; None if as many in each."""
     return counted(rows_NW, columns).sum(axis=1) if "labels" in columns else None
 
 
@@ -196,7 +196,7 @@ def exported_loss(model: Exported, data: HeldOutRows, peers: runfile.Peers) -> M
 
 
 def loss_numbers(loss: MeanLoss, data: HeldOutRows) -> dict[str, float | int | None]:
-    """Return those of `NUMBERS` that are known for any rows, tokens or not."""
+    """Return those of the held-out loss's `NUMBERS` that are known for any rows, tokens or not."""
     return {
         "held_out_loss": loss.mean,
         "held_out_stderr": loss.stderr,
@@ -227,7 +227,7 @@ def numbers(
 
 
 def bytes_of(tokens_P: np.ndarray, tokenizer: Tokenizer | None, notes: list[str]) -> int | None:
-    """Return the bytes of text that these tokens stand for, or None if that is unknown.
+    """Return the bytes of held-out text that these tokens stand for, or None if that is unknown.
 
     In a byte-level vocabulary (GPT-2's, Llama 3's, Qwen's) a token is spelled with one character
     for each of its bytes. A special token, such as the end of a document, has no bytes of text, but
@@ -258,7 +258,7 @@ def bytes_of(tokens_P: np.ndarray, tokenizer: Tokenizer | None, notes: list[str]
 
 
 def _decoders(tokenizer: Tokenizer) -> list[str]:
-    """Return the kinds of the tokenizer's decoders, in order."""
+    """Return the kinds of the tokenizer's decoders, in order, to count held-out bytes."""
     decoder = json.loads(tokenizer.to_str())["decoder"]
     if decoder is None:
         return []

@@ -35,7 +35,7 @@ def programs_of(
     first_step: int = 0,
     columns: tuple[Column, ...] = PLAIN,
 ) -> Programs:
-    """Return a run's programs.
+    """Return the programs of a run that trains a language model.
 
     `first_step` is the rounds trained by the run that this one extends, 0 for a new run.
     """
@@ -82,7 +82,7 @@ class LanguageModel:
 
     @property
     def shapes(self) -> Tree:
-        """Shapes and dtypes of the params."""
+        """Shapes and dtypes of the language model's params."""
         return self.model.shapes(self.model_config)
 
     @property
@@ -96,13 +96,13 @@ class LanguageModel:
 
     @property
     def row(self) -> jax.ShapeDtypeStruct:
-        """Shape and type of a row of the data."""
+        """Shape and type of a row of the language model's data."""
         width = len(self.columns) * self.run.llm.max_seq_len
         return jax.ShapeDtypeStruct((width,), np.int32)
 
     @property
     def imprecise(self) -> "LanguageModel":
-        """The same task in the other precision, for a peer with that fault."""
+        """The same language model in the other precision, for a peer with that fault."""
         precision = OTHER_PRECISION[self.run.peers.precision]
         peers = self.run.peers.model_copy(update={"precision": precision})
         run = self.run.model_copy(update={"peers": peers})
@@ -111,7 +111,7 @@ class LanguageModel:
     def weights(
         self, rows_MBW: jax.Array, count: jax.Array
     ) -> Callable[[jax.Array | int], jax.Array]:
-        """Return the weights in the mean over the first `count` rows, by micro-batch.
+        """Return the weights in a language model's mean over `count` rows, by micro-batch.
 
         Rows have equal weight; where the data has labels, all counting labels of the batch have,
         however it is cut. Without any, loss and gradient are 0.
@@ -126,17 +126,17 @@ class LanguageModel:
     def loss(
         self, params: Tree, rows_BW: jax.Array, weight: jax.Array, rng: jax.Array | None
     ) -> jax.Array:
-        """Return the weighted sum of cross-entropies."""
+        """Return the language model's weighted sum of cross-entropies."""
         x_ND, kernel_DV, rows = self._read(params, rows_BW)
         at_once = self.run.peers.head_tokens
         return weighted_cross_entropy(x_ND, kernel_DV, targets(rows), weight, at_once)
 
     def key(self, rows_MBW: jax.Array, step: jax.Array, local_step: jax.Array | int) -> None:
-        """Return None: these models have no dropout."""
+        """Return None: these language models have no dropout."""
         del rows_MBW, step, local_step
 
     def measure(self, params: Tree, rows_BW: jax.Array) -> jax.Array:
-        """Return each row's mean cross-entropy over tokens that count: [B]."""
+        """Return a language model's mean cross-entropy of each row over tokens that count: [B]."""
         return measured(*self._read(params, rows_BW))
 
     def balance(self, optimizer: Optimizer, speed: float) -> Optimizer:
@@ -157,7 +157,7 @@ class LanguageModel:
         return balanced(optimizer, paths, speed) if speed else optimizer
 
     def _check_size(self, run: runfile.Run) -> None:
-        """Check the least memory of a step: the params, and a micro-batch behind the embedding.
+        """Check the least memory of a language model's step: params, and a micro-batch.
 
         And check that layers are few enough to be compiled one by one, if they are not scanned.
         """
@@ -178,7 +178,7 @@ class LanguageModel:
             memory.check(logits, f"[peers] head_tokens = {tokens}: their logits", limit)
 
     def _read(self, params: Tree, rows_BW: jax.Array) -> tuple[jax.Array, jax.Array, Columns]:
-        """Return features, the head's kernel, and the rows by column: the arguments of the loss."""
+        """Return the language model's features, head's kernel and rows by column, for the loss."""
         rows = split(rows_BW, self.columns)
         positions, sequences = rows.position_ids, rows.sequence_ids
         x_ND = self.features(
@@ -191,7 +191,7 @@ class LanguageModel:
         return x_ND, self.head(params), rows
 
     def _label_weights(self, rows_MBW: jax.Array, count: jax.Array) -> jax.Array | None:
-        """Return each prediction's weight in the mean over labels that count; None without labels.
+        """Return each of the language model's predictions' weight in the mean over labels.
 
         [M, B, S]; 0 beyond the first `count` rows.
         """

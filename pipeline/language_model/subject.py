@@ -38,7 +38,7 @@ class LanguageModelExports:
         tokenizer: Path,
         checkpoint: Path,
     ) -> None:
-        """Write a Hugging Face folder."""
+        """Write a language model as a Hugging Face folder."""
         with Progress("export", total=params.nbytes, unit="byte") as bar:
             model_folder.write(
                 folder,
@@ -54,18 +54,18 @@ class LanguageModelExports:
     def export_weights(
         self, run: runfile.Run, model: dict[str, Any], params: Tree, folder: Path
     ) -> None:
-        """Write config.json and safetensors."""
+        """Write a language model's config.json and safetensors."""
         config = model_folder.with_context(model, run.llm.max_seq_len)
         hf.write_folder(folder, config, params, run.export.dtype)
 
     def exported_params(self, model: dict[str, Any], folder: Path) -> Tree:
-        """Return the params of a Hugging Face folder."""
+        """Return the params of an exported language model, of a Hugging Face folder."""
         return hf.read_folder(folder)[1]
 
     def open_export(
         self, run: runfile.Run, model: dict[str, Any], folder: Path, shards: Path | None = None
     ) -> "OpenedLanguageModel":
-        """Read the folder with layers as the run has them."""
+        """Read an exported language model's folder with layers as the run has them."""
         return OpenedLanguageModel(run, folder, exported.read(folder, run.peers))
 
 
@@ -79,28 +79,28 @@ class LanguageModelSubject:
     draws, memory_unknown = False, ""
 
     def trains(self, run: runfile.Run) -> bool:
-        """Return true: it is asked after all others."""
+        """Return true: whether a run trains a language model is asked after all others."""
         return True
 
     def check_public(self, run: runfile.Run, where: object) -> None:
-        """Do nothing: what is published has all that it needs."""
+        """Do nothing: what is published of a language model has all that it needs."""
 
     def describes(self, model: dict[str, Any]) -> bool:
-        """Return whether the model is a config.json."""
+        """Return whether the model is the config.json of a language model."""
         return "model_type" in model
 
     # ---- What it says of itself ----
 
     def read_model(self, run: runfile.Run, path: Path, listed: Shards | None) -> dict[str, Any]:
-        """Return a config.json."""
+        """Return the language model's config.json."""
         return read_json(path)
 
     def check_model(self, run: runfile.Run, model: dict[str, Any], where: object) -> None:
-        """Check that `models/` has its architecture."""
+        """Check that `models/` has the language model's architecture."""
         hf.model_of(model, where)
 
     def title(self, model: dict[str, Any]) -> str:
-        """Return its architecture."""
+        """Return the language model's architecture."""
         return model["model_type"]
 
     def parameters(self, model: dict[str, Any]) -> int:
@@ -112,10 +112,10 @@ class LanguageModelSubject:
         return model["vocab_size"]
 
     def code(self, model: dict[str, Any]) -> None:
-        """Return None: all of its code is of models/."""
+        """Return None: all code of a language model is of models/."""
 
     def repeats(self, run: runfile.Run) -> bool:
-        """Return True: a step that does not is a fault of this machine."""
+        """Return True: a language model's step that does not is a fault of this machine."""
         return True
 
     def computed_by(
@@ -140,12 +140,12 @@ class LanguageModelSubject:
     def row_weights(
         self, programs: Programs, params: Tree, rows_NW: np.ndarray
     ) -> np.ndarray | None:
-        """Return how many predictions count in each row, if they differ."""
+        """Return how many predictions of a language model count in each row, if they differ."""
         del params
         return held_out.weights_of(rows_NW, programs.task.columns)
 
     def counted_rows(self, run: runfile.Run, model: dict[str, Any], shards: Path) -> None:
-        """Return None: a loss needs the held-out rows alone."""
+        """Return None: a language model's loss needs the held-out rows alone."""
 
 
 class OpenedLanguageModel:
@@ -155,7 +155,7 @@ class OpenedLanguageModel:
         self._run, self._folder, self.texts = run, folder, texts
 
     def held_out_loss(self, data: HeldOutRows) -> MeanLoss:
-        """Return the cross-entropy of held-out text."""
+        """Return the language model's cross-entropy of held-out text."""
         texts, run = self.texts, self._run
         loss = held_out.exported_loss(texts, data, run.peers)
         if not np.isfinite(np.exp(loss.mean)):
@@ -168,11 +168,11 @@ class OpenedLanguageModel:
     def numbers(
         self, loss: MeanLoss, data: HeldOutRows, notes: list[str]
     ) -> dict[str, float | int | None]:
-        """Return the loss, perplexity and bits per byte."""
+        """Return the language model's loss, perplexity and bits per byte."""
         return held_out.numbers(loss, data, self.texts.tokenizer, notes)
 
     def own_metrics(self) -> None:
-        """Return None: it has no metrics of its own."""
+        """Return None: a language model has no metrics of its own."""
 
     def close(self) -> None:
         """Do nothing: a language model has no process."""

@@ -29,19 +29,19 @@ class Steps(Protocol):
 
     @property
     def cache(self) -> Callable[[jax.Array, int], Any]:
-        """A function that makes an empty cache of (first_B, length), as `Architecture.cache`."""
+        """The writer's function of an empty cache of (first_B, length), as `Architecture.cache`."""
 
     @property
     def next_logits(self) -> Callable[[Tree, jax.Array, Any], tuple[jax.Array, Any]]:
-        """A function from (params, tokens_BT, cache) to the next logits_BV, and the cache."""
+        """The writer's function from (params, tokens_BT, cache) to next logits_BV and cache."""
 
     @property
     def by_rules(self) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """What its functions become before they are compiled, as `Exported.by_rules`."""
+        """What the writer's functions become before they are compiled, as `Exported.by_rules`."""
 
 
 class _Growing(NamedTuple):
-    """The state of a batch of growing texts, on the device."""
+    """The state of a batch of texts that the writer continues, on the device."""
 
     cache: Any
     last_B: jax.Array
@@ -144,7 +144,7 @@ class TextWriter:
     def _window(
         self, texts: list[list[int]], ended_B: np.ndarray, draws: Draws, most: int, size: int
     ) -> Iterator[np.ndarray]:
-        """Yield up to `most` tokens of each row, [B, C], until one of them fills the context.
+        """Yield up to `most` written tokens of each row, [B, C], until one fills the context.
 
         `ended_B` may change between two of them; the tokens of a row that has ended mean nothing.
         """
@@ -171,26 +171,26 @@ class TextWriter:
             yield np.asarray(new_BC)[:, : int(count)]
 
     def _until_end(self, tokens: list[int]) -> list[int]:
-        """Return the tokens up to and including the first that ends a text."""
+        """Return the written tokens up to and including the first that ends a text."""
         stops = (place for place, token in enumerate(tokens, 1) if token in self._ends)
         return tokens[: next(stops, len(tokens))]
 
 
 def _first_seen(count: int, context: int) -> int:
-    """Return the first of `count` tokens that the model sees when it draws the next."""
+    """Return the first of `count` tokens that the writer's model sees when it draws the next."""
     at_once = max(1, context // 4)
     return -(-max(0, count - context) // at_once) * at_once
 
 
 def _rounded(count: int) -> int:
-    """Round a number of tokens up, so that few shapes are compiled."""
+    """Round a number of tokens to write up, so that few shapes are compiled."""
     if count > CHUNK:
         return -(-count // CHUNK) * CHUNK
     return max(FEWEST, 1 << max(0, count - 1).bit_length())
 
 
 def _program(function: Callable[..., Any], model: Steps, **settings: Any) -> Callable[..., Any]:
-    """Return the jitted function of a model; `settings` are those of `jax.jit`."""
+    """Return the writer's jitted function of a model; `settings` are those of `jax.jit`."""
 
     def sized(*given: Any, room: int) -> Any:
         return model.by_rules(partial(function, model, room=room))(*given)

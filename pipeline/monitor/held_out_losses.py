@@ -21,7 +21,7 @@ class HeldOutLosses(Observer):
     timed: Callable[[str], AbstractContextManager[None]]
 
     def took(self, entry: Entry) -> Entry:
-        """Return the round with the loss after it."""
+        """Return the round with the held-out loss after it."""
         step = entry.round.step
         if step != self.run.config.total_steps and step % self.run.held_out.every:
             return entry

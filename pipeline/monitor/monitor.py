@@ -73,12 +73,12 @@ class Monitor:
         return is_pause_asked(self.folder)
 
     def paused(self) -> None:
-        """Tell that the training waits to be resumed."""
+        """Tell by the monitor that the training waits to be resumed."""
         self._update(state="paused", rounds_per_second=None, tokens_per_second=None)
         self._write()
 
     def took(self, progress: RunProgress, entry: Entry) -> None:
-        """Tell of a round that was taken; `progress` is the run after it."""
+        """Tell the monitor of a round that was taken; `progress` is the run after it."""
         measured = entry.held_out_loss
         sequences = sum(entry.round.sequences[peer] for peer in entry.evidence.messages)
         rates: dict[str, float | None] = {"rounds_per_second": None, "tokens_per_second": None}
@@ -145,7 +145,7 @@ class Terminal(Observer):
     timed: Callable[[str], AbstractContextManager[None]]
 
     def kept(self, entry: Entry, progress: RunProgress) -> None:
-        """Tell of a round that is on record."""
+        """Tell the monitor and the terminal of a round that is on record."""
         with self.timed("tell"):
             self.monitor.took(progress, entry)
         _say_who(entry)
@@ -207,7 +207,7 @@ class Pauses(Observer):
     stops: Stops
 
     def begins(self, step: int, progress: RunProgress) -> None:
-        """Wait until the owner resumes the run."""
+        """Wait until the owner resumes the paused run."""
         if not (progress.pausing and self.monitor.must_pause()):
             return
         log.info(f"train: paused after round {step - 1}; `lockstep resume` goes on")

@@ -32,7 +32,7 @@ class RoundTimes(Table):
     phases: dict[str, float]
 
     def rows(self) -> Iterator[tuple[str, float, float]]:
-        """Yield each phase, its milliseconds in a round, and its share of a round's time."""
+        """Yield each profiled phase, its milliseconds in a round, and its share of the time."""
         rounds = self.last - self.first + 1
         for name, seconds in self.phases.items():
             yield name, 1000 * seconds / rounds, seconds / self.seconds
@@ -80,7 +80,7 @@ class Profile(Observer):
                 self._write()
 
     def timed(self, phase: str) -> AbstractContextManager[None]:
-        """Return a block whose time counts for a phase; phases do not lie in each other."""
+        """Return a block whose time a profile counts for a phase; none lies in another."""
         return nullcontext() if self._first is None else self._timed(phase)
 
     @contextmanager

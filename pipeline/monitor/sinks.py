@@ -19,7 +19,7 @@ Scalars = Mapping[str, float]
 
 
 class TrackedRun(NamedTuple):
-    """The training that a sink shows."""
+    """The training that a sink, such as TensorBoard, shows."""
 
     key: str  #: Key of its stage train, by which a tracker finds it again.
     name: str  #: What trackers call it: optimizer, size and key, as in distro-1.9M-18b4f5f188fd.
@@ -59,7 +59,7 @@ class TensorBoardSink:
         return last
 
     def log(self, step: int, at: float, scalars: Scalars) -> None:
-        """Write one event, `at` a time in seconds since 1970.
+        """Write one event of TensorBoard, `at` a time in seconds since 1970.
 
         A step may come twice, or late: the scores of a task are computed while training goes on.
         """
@@ -71,7 +71,7 @@ class TensorBoardSink:
         self._events.flush()
 
     def close(self, *, finished: bool) -> None:
-        """Close the file, which does not say whether the training has `finished`."""
+        """Close TensorBoard's file, which does not say whether the training has `finished`."""
         self._events.close()
 
     def _write(self, step: int, **content: Any) -> None:
@@ -91,7 +91,7 @@ def _last_step(files: list[Path]) -> int:
 
 
 def _events(file: Path) -> Iterator[Any]:
-    """Yield a file's events: length, checksum, content, checksum; a kill may cut the last."""
+    """Yield the events of TensorBoard's file; a kill may cut the last one."""
     from tensorboardX.proto.event_pb2 import Event
 
     data, at = file.read_bytes(), 0
@@ -115,7 +115,7 @@ class WandbSink:
     module = "wandb"
 
     def open(self, run: TrackedRun) -> int:
-        """Begin or resume the run, and return its last step."""
+        """Begin or resume the run of W&B, and return its last step."""
         # read when it is imported: by itself, W&B tells its makers of every error
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
@@ -142,7 +142,7 @@ class WandbSink:
         self._run.log(dict(scalars), step=max(step, self._run.step))
 
     def close(self, *, finished: bool) -> None:
-        """Write what is left; W&B calls a stopped run failed until it is resumed."""
+        """Write what is left to W&B, which calls a stopped run failed until it is resumed."""
         self._run.finish(exit_code=0 if finished else 1)
 
 

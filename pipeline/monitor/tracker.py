@@ -67,7 +67,7 @@ class Tracker:
             feed.wait(max(0.0, until - time.monotonic()))
 
     def took(self, entry: Entry, rates: Mapping[str, float | None]) -> None:
-        """Report a round that was taken; its entry has the held-out loss if that was measured.
+        """Report to the trackers a round that was taken; its entry has any measured held-out loss.
 
         `rates` are those of the training so far, None where one is unknown.
         """

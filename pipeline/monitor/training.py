@@ -52,7 +52,7 @@ class Members(Table):
 
     @classmethod
     def after(cls, progress: RunProgress, entry: Entry) -> "Members":
-        """Return who did what in a round; `progress` is the run after it."""
+        """Return, for status.json, who did what in a round; `progress` is the run after it."""
         round_, state, silent = entry.round, progress.state, {*entry.evidence.silent}
 
         def not_silent(peers: Collection[int]) -> tuple[int, ...]:
@@ -92,7 +92,7 @@ class Status(Table):
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds until the last round, at the mean rate."""
+        """Seconds until the training's last round, at the mean rate."""
         if not self.rounds_per_second:
             return None
         return (self.rounds - self.round) / self.rounds_per_second
@@ -156,7 +156,7 @@ class Training(NamedTuple):
         return shutil.disk_usage(self.folder).free
 
     def pause(self) -> str:
-        """Ask for a pause, and return what comes of it."""
+        """Ask the training for a pause, and return what comes of it."""
         if not self.can_pause():
             raise LockstepError(
                 f"{self.folder}: the training is {self.state}, expected a running one"
@@ -166,7 +166,7 @@ class Training(NamedTuple):
         return "once its round is over, the training waits; `lockstep resume` lets it go on"
 
     def resume(self) -> str:
-        """Take a pause back, and return what comes of it."""
+        """Take a pause of the training back, and return what comes of it."""
         if not self.can_resume():
             raise LockstepError(
                 f"{self.folder}: the training is {self.state}, expected one that was paused"
@@ -261,7 +261,7 @@ def asked(root: Path, key: str | None, can: Callable[[Training], bool]) -> Train
 
 
 def ranges(peers: Sequence[int]) -> str:
-    """Return ascending numbers as text: 0-3 5."""
+    """Return ascending numbers of peers as text for the status: 0-3 5."""
     runs: list[list[int]] = []
     for peer in peers:
         if runs and peer == runs[-1][-1] + 1:
@@ -272,7 +272,7 @@ def ranges(peers: Sequence[int]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a number of seconds as text, in its two largest units: 3 h 12 min."""
+    """Return a number of seconds as text for the status, in its two largest units: 3 h 12 min."""
     left, parts = round(seconds), []
     for name, length in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
         count, left = divmod(left, length)

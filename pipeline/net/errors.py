@@ -17,28 +17,28 @@ _secrets: set[str] = set()
 
 
 class NetError(Exception):
-    """A problem that the user can fix: one line, with the value and what was expected."""
+    """The error of files and requests that the user can fix: one line, found and expected."""
 
     def __str__(self) -> str:
         return hide(super().__str__())
 
 
 class BadRequestError(NetError):
-    """A request cannot be met, though nothing is wrong with its target."""
+    """The error of a network request that cannot be met, though its target is well."""
 
 
 def keep_secret(*secrets: str | None) -> None:
-    """Hide these in whatever is shown from now on."""
+    """Hide these secrets in whatever errors of the network show from now on."""
     _secrets.update(secret for secret in secrets if secret)
 
 
 def reveals(text: str) -> bool:
-    """Return whether a text has one of the secrets that are kept."""
+    """Return whether an error's text of the network has one of the secrets that are kept."""
     return any(secret in text for secret in _secrets)
 
 
 def hide(text: str) -> str:
-    """Return a text without secrets, and addresses in it without user, password and query."""
+    """Return a network error's text without secrets, and addresses without user and query."""
     for secret in sorted(_secrets, key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
     text = re.sub(r"(\w://)[^/\s?#]*@", r"\1", text)
@@ -51,7 +51,7 @@ def _without_query(address: re.Match[str]) -> str:
 
 
 def brief(text: str, width: int = 60) -> str:
-    """Return the beginning of a text as one printable line without secrets."""
+    """Return the beginning of an error's text as one printable line without secrets."""
     line = "".join(c if c.isprintable() else HIDDEN for c in hide(text))
     return line if len(line) <= width else line[: width - len(HIDDEN)] + HIDDEN
 

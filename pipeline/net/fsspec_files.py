@@ -140,7 +140,7 @@ def _list_folders(
 
 
 def _check(info: dict[str, Any], name: str) -> None:
-    """Check a file's description, which is written down."""
+    """Check fsspec's description of a file, which is written down."""
     size, tag = version(info)
     if not (isinstance(size, int) and size >= 0):
         raise NetError(f"{name}: lists a file of {brief(str(size))} bytes, expected its size")
@@ -208,7 +208,7 @@ def read(
 
 
 def _patience(network: NetSettings) -> float:
-    """Return the seconds that a page of a listing may take: the library retries on its own."""
+    """Return the seconds that a page of a listing by fsspec may take: the library retries."""
     return network.attempts * network.stall_seconds
 
 
@@ -219,7 +219,7 @@ def _ask(
 
 
 def _within(seconds: float, files: "AbstractFileSystem", method: str, *of: Any, **how: Any) -> Any:
-    """Return the result of a file system's method; TimeoutError if it takes longer."""
+    """Return the result of a method of fsspec's file system; TimeoutError if it takes longer."""
     if files.async_impl:
         from fsspec import asyn
 
@@ -259,7 +259,7 @@ def _limited_session() -> type:
         """Connections as aiobotocore's setting `http_session_cls` takes them."""
 
         async def send(self, request: Any) -> Any:
-            """Send a request, and return the answer."""
+            """Send a request of fsspec's, and return the answer."""
             _keep_secrets(request.headers)
             is_file, request.stream_output = request.stream_output, True  # nothing is read yet
             answer = await super().send(request)
@@ -273,7 +273,7 @@ def _limited_session() -> type:
 
 
 async def _content(raw: Any) -> bytes:
-    """Return the body of an answer."""
+    """Return the body of an answer to fsspec's session."""
     content = bytearray()
     while piece := await raw.content.read(S3_PIECE_BYTES):
         content += piece
@@ -284,7 +284,7 @@ async def _content(raw: Any) -> bytes:
 
 
 def _check_length(range_header: str | bytes, headers: Mapping[str, str]) -> None:
-    """Check that an answer is no longer than the requested range."""
+    """Check that an answer to fsspec is no longer than the requested range."""
     range_header = range_header.decode() if isinstance(range_header, bytes) else range_header
     first, last = re.fullmatch(r"bytes=([0-9]+)-([0-9]+)", range_header).groups()
     expected = int(last) - int(first) + 1

@@ -157,7 +157,7 @@ class BucketFolder:
         self._prefix = f"{path.rstrip('/')}/" if path else ""
 
     def files(self, *, below: bool) -> dict[str, BucketFile]:
-        """Return the newest versions of the files, by their names in the folder.
+        """Return the newest versions of the files in the bucket's folder, by their names.
 
         `below` says whether the files of folders in it are listed too.
         """
@@ -179,7 +179,7 @@ class BucketFolder:
         return files
 
     def find(self, name: str, generation: int | None) -> BucketFile | None:
-        """Return one version of a file, by default the newest; None if there is none."""
+        """Return one version of a bucket's file, by default the newest; None if there is none."""
         query = {"fields": FIELDS} | ({} if generation is None else {"generation": generation})
         request = self._request(f"/{quote(self._prefix + name, safe='')}", query)
         try:
@@ -194,7 +194,7 @@ class BucketFolder:
         return file
 
     def origin(self, name: str, file: BucketFile) -> Origin:
-        """Return where the bytes of a version are; `name` is the file's in the folder."""
+        """Return where a bucket's bytes of a version are; `name` is the file's in the folder."""
         if file.encoding:
             raise NetError(
                 f"{self.name}/{name}: stored as {brief(file.encoding)}, expected plain bytes"
@@ -212,7 +212,7 @@ class BucketFolder:
         advance: Callable[[int], None],
         kind: str = PLAIN,
     ) -> int:
-        """Write a file, and return its new generation; a broken upload goes on where it stopped.
+        """Write a file to the bucket, and return its generation; a broken upload goes on.
 
         The server writes nothing if the newest generation is another than expected, or if the bytes
         that arrived have another CRC32C.
@@ -252,7 +252,7 @@ class BucketFolder:
                 attempts.failed(error, f"{expected} within {self._network.attempts} attempts")
 
     def _begin(self, query: dict[str, Any], metadata: dict[str, str]) -> str:
-        """Return the address of a new upload."""
+        """Return the address of a new upload to the bucket."""
         request, content = self._request("", query, "/upload"), json.dumps(metadata).encode()
         headers = {"Content-Type": "application/json"}
         with opened("POST", request, self._network, headers, {412}, content) as answer:
@@ -264,7 +264,7 @@ class BucketFolder:
         return url
 
     def _send(self, upload: _Upload, piece: bytes, start: int) -> BucketFile | int:
-        """Send bytes from `start` on, none to ask; return how many arrived, or the whole file."""
+        """Upload bytes from `start` on, none to ask; return how many arrived, or the whole file."""
         end = start + len(piece)
         span = f"{start}-{end - 1}" if piece else "*"
         url, is_ours = upload.url, upload.url.startswith(f"{endpoint()}/")
@@ -312,7 +312,7 @@ class BucketFolder:
 
 
 def _measure(content: BinaryIO) -> tuple[int, str]:
-    """Return the size of a file, and its CRC32C in hexadecimal."""
+    """Return the size of a file for a bucket, and its CRC32C in hexadecimal."""
     digest, size = hasher("crc32c", 0), 0
     while piece := content.read(READ_BYTES):
         digest.update(piece)

@@ -43,7 +43,7 @@ class Bar(Protocol):
     """What shows how far a transfer is."""
 
     def advance(self, count: int) -> None:
-        """Count bytes."""
+        """Count bytes of a transfer."""
 
 
 class ListingLimit:
@@ -62,11 +62,11 @@ class ListingLimit:
 
     @property
     def room(self) -> int:
-        """Bytes that are left."""
+        """Bytes that are left of the limit."""
         return self._most_bytes - self._bytes
 
     def next_page(self, which: str) -> None:
-        """Count a page; `which` is its address or token.
+        """Count a page of a listing against its limit; `which` is its address or token.
 
         Raises:
           NetError: it was asked for before, or is one too many.
@@ -80,7 +80,7 @@ class ListingLimit:
         self.received(0)
 
     def received(self, count: int) -> None:
-        """Count bytes.
+        """Count bytes of a listing against its limit.
 
         Raises:
           NetError: they are too many, or come too late.
@@ -115,7 +115,7 @@ class FetchLimit:
 
     @classmethod
     def count(cls, sizes: Mapping[str, int]) -> None:
-        """Count files, by their addresses, that are fetched next.
+        """Count files against the limit, by their addresses, that are fetched next.
 
         Raises:
           BadRequestError: They would be too many bytes with those before.
@@ -160,7 +160,7 @@ class NotFetchedError(NetError):
 
 
 class UnreachableError(NotFetchedError):
-    """Nothing contradicts anything: no server answered, or the process is offline."""
+    """No server answered, or the process is offline: nothing contradicts anything."""
 
 
 class UnnamedVersionError(NetError):
@@ -168,7 +168,7 @@ class UnnamedVersionError(NetError):
 
 
 class CancelledError(Exception):
-    """The caller no longer needs the result."""
+    """The caller of a request no longer needs the result."""
 
 
 class Attempts:
@@ -195,7 +195,7 @@ class Attempts:
             raise CancelledError
 
     def progressed(self) -> None:
-        """Forget earlier failures: something arrived."""
+        """Forget earlier failed attempts: something arrived."""
         self._left = self._all
 
     def failed(self, error: TransientError, expected: str) -> None:
@@ -223,7 +223,7 @@ class Attempts:
 
 
 def pause(seconds: float, cancelled: Event) -> None:
-    """Wait, or until cancelled."""
+    """Wait before another attempt, or until cancelled."""
     cancelled.wait(seconds)
 
 

@@ -37,17 +37,17 @@ class Origin(NetTable):
 
     @property
     def is_local(self) -> bool:
-        """Whether it is a file of this machine, which is read in place."""
+        """Whether the origin is a file of this machine, which is read in place."""
         return "://" not in self.url
 
     @property
     def is_addressed(self) -> bool:
-        """Whether its address names the version, so that no answer can be of another."""
+        """Whether the origin's address names the version, so that no answer is of another."""
         return self.url.partition("://")[0] in VERSIONED
 
 
 def hasher(kind: str, size: int) -> Any:
-    """Return a new hash object with `update` and `digest`.
+    """Return a new hash object of an origin's checksum, with `update` and `digest`.
 
     `size` is that of the whole file in bytes, with which git's hash begins.
     """
@@ -79,7 +79,7 @@ def hash_file(path: Path, kind: str = "sha256", size: int | None = None) -> str:
 
 
 def parse(text: str | bytes, name: str) -> Any:
-    """Return the value of a JSON text in which no key stands twice in a table."""
+    """Return the value of a server's JSON text in which no key stands twice in a table."""
     try:
         return json.loads(text, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
@@ -87,7 +87,7 @@ def parse(text: str | bytes, name: str) -> Any:
 
 
 def validate(model: type[AnyRecord], document: Any, name: str) -> AnyRecord:
-    """Return a JSON value as a model, whose first fault the error names."""
+    """Return a server's JSON value as a model, whose first fault the error names."""
     try:
         return model.model_validate_json(json.dumps(document))
     except ValidationError as error:

@@ -33,7 +33,7 @@ def read(
     is_only_read: bool = False,
     checked: bool = False,
 ) -> Iterator[bytes]:
-    """Yield the bytes from `start` to `stop`, in pieces; a broken connection is resumed.
+    """Yield a remote file's bytes from `start` to `stop`; a broken connection is resumed.
 
     A part of a file of the hub is read from the cache of its client, if that has the file.
     `is_only_read` says that nothing is read of the file but what this yields. Then the first answer
@@ -78,7 +78,7 @@ def read(
 def read_once(
     origin: Origin, start: int, stop: int, network: NetSettings, is_rest: bool
 ) -> Iterator[bytes]:
-    """Yield the bytes from `start` to `stop`, in pieces, without a second attempt.
+    """Yield a remote file's bytes from `start` to `stop`, without a second attempt.
 
     `is_rest` says whether the answer must name the version of the file.
 

@@ -85,7 +85,7 @@ def opened(
     accepted: set[int] = frozenset(),
     content: bytes | None = None,
 ) -> Iterator[urllib3.BaseHTTPResponse]:
-    """Open an answer whose body is still to come; failures inside are TransientError or an error.
+    """Open a web server's answer whose body is still to come; failures inside are errors.
 
     `headers` are sent beside the request's own, and `content` as its body; the caller handles the
     `accepted` statuses.
@@ -125,7 +125,7 @@ def _follow(
     headers: dict[str, str],
     content: bytes | None,
 ) -> urllib3.BaseHTTPResponse:
-    """Return the answer behind all redirects."""
+    """Return the web server's answer behind all redirects."""
     url, fields = request.url, {"Accept-Encoding": "identity"} | request.headers | headers
     if content is not None:
         fields["Content-Length"] = str(len(content))
@@ -158,7 +158,7 @@ def _follow(
 
 
 def _finish(answer: urllib3.BaseHTTPResponse, seconds: float) -> bytes:
-    """Read a small body, so that its connection can be used again, or close that; return it."""
+    """Read a web server's small body, so that its connection can be used again, or close that."""
     content, until = b"", time.monotonic() + seconds
     try:
         while len(content) < BODY_BYTES and time.monotonic() < until:
@@ -177,7 +177,7 @@ def _finish(answer: urllib3.BaseHTTPResponse, seconds: float) -> bytes:
 
 
 class _Headers:
-    """The lines of headers, as http.client reads them: in so many seconds and bytes."""
+    """A web server's lines of headers, as http.client reads them, within seconds and bytes."""
 
     def __init__(self, file: BufferedReader, seconds: float):
         self._file, self._left = file, limits.HTTP_HEADER_BYTES
@@ -201,7 +201,7 @@ class _Headers:
 
 
 class _Response(client.HTTPResponse):
-    """An answer whose headers are limited, without the interim ones before it."""
+    """A web server's answer whose headers are limited, without the interim ones before it."""
 
     def __init__(self, sock: Any, *arguments: Any, **fields: Any):
         super().__init__(sock, *arguments, **fields)
@@ -252,7 +252,7 @@ def _find_proxy(scheme: str, host: str, variables: tuple[str | None, ...]) -> st
 
 
 def _explain(error: Exception) -> str:
-    """Return why a connection failed, without the library's own objects."""
+    """Return why a connection to a web server failed, without the library's own objects."""
     timed_out = isinstance(error, exceptions.TimeoutError)
     if timed_out and not isinstance(error, exceptions.NewConnectionError):
         return "timed out"
@@ -307,7 +307,7 @@ def read(
     *,
     is_rest: bool,
 ) -> Iterator[bytes]:
-    """Yield the bytes of one version of a file from `start` to `stop`, in pieces as they come.
+    """Yield the bytes of one version of a web server's file, in pieces as they come.
 
     `is_rest` says whether they complete what was read before, so that the answer must name the
     version.
@@ -342,7 +342,7 @@ def read(
 
 
 def head(request: Request, network: NetSettings) -> Origin:
-    """Return the version of a file that the server has now."""
+    """Return the version of a file that the web server has now."""
     return limits.call(lambda: _head(request, network), network)
 
 
@@ -354,7 +354,7 @@ class Pages:
         self._limit: limits.ListingLimit | None = None  # the first page knows its name
 
     def get(self, request: Request) -> tuple[Any, Request | None]:
-        """Return a JSON document, and the request for the page after it, if any.
+        """Return a JSON page of a web server, and the request for the page after it, if any.
 
         That request goes to the same server, whatever the page says: another would see its
         credentials.
@@ -367,7 +367,7 @@ class Pages:
         return document, request._replace(url=f"{request.url.partition('?')[0]}?{link[1]}")
 
     def content(self, request: Request) -> bytes:
-        """Return a page as it is; what it raises, `get` raises too."""
+        """Return a page of a web server as it is; what it raises, `get` raises too."""
         return self._content(request)[0]
 
     def _content(self, request: Request) -> tuple[bytes, str]:
@@ -388,7 +388,7 @@ class Pages:
 def read_whole(
     answer: urllib3.BaseHTTPResponse, name: str, limit: limits.ListingLimit, network: NetSettings
 ) -> bytes:
-    """Return a body that is read into memory, up to one byte more than the limit has room for.
+    """Return a web server's body, read into memory, up to one byte more than the limit allows.
 
     Raises:
       TransientError: the connection was cut or stalled.
@@ -407,7 +407,7 @@ def read_whole(
 def _paced(
     answer: urllib3.BaseHTTPResponse, most: int, name: str, network: NetSettings
 ) -> Iterator[bytes]:
-    """Yield a body, or its first `most` bytes, in pieces; a server that hardly sends stalls."""
+    """Yield a web server's body, or its first `most` bytes; a server that hardly sends stalls."""
     since, received = time.monotonic(), 0
     while most and (piece := answer.read1(min(PIECE_BYTES, most))):
         most -= len(piece)
@@ -443,7 +443,7 @@ def _describe(request: Request, headers: Mapping[str, str], size: int) -> Origin
 
 
 def _length(headers: Mapping[str, str]) -> int | None:
-    """Return Content-Length if it is a number."""
+    """Return a web server's Content-Length if it is a number."""
     number = re.fullmatch(NUMBER, headers.get("Content-Length", ""))
     return int(number[0]) if number else None
 
@@ -466,7 +466,7 @@ def _checksum(name: str, headers: Mapping[str, str]) -> str | None:
 
 
 def _check_version(name: str, headers: Mapping[str, str], origin: Origin) -> bool:
-    """Check that the answer is of no other version; return whether it says that it is of this."""
+    """Check that a web server's answer is of no other version; return whether it says so."""
     _check_content(name, origin.url, headers)
     if origin.tag is None or origin.is_addressed:
         return False
@@ -491,7 +491,7 @@ def _unnamed(name: str, tag: str | None) -> limits.UnnamedVersionError:
 def _check_range(
     name: str, answer: urllib3.BaseHTTPResponse, start: int, stop: int, size: int
 ) -> int:
-    """Check that the answer holds the range; return how many bytes precede it."""
+    """Check that a web server's answer holds the range; return how many bytes precede it."""
     headers = answer.headers
     if answer.status == 200:  # the whole file, even if a range was requested
         length = _length(headers)

@@ -143,7 +143,7 @@ def _commit_line(commit: str) -> str:
 
 
 def _front(facts: Facts) -> dict[str, Any]:
-    """Return the front matter, without a license: a run does not know that of its data."""
+    """Return the card's front matter, without a license: a run does not know that of its data."""
     optimizer, _ = _variant(facts.results.header["run"]["model"]["LLM"]["optimizer"])
     if "model_type" not in facts.model:  # nothing that transformers knows
         return {"tags": ["lockstep", "workload", optimizer.lower()]}
@@ -155,7 +155,7 @@ def _front(facts: Facts) -> dict[str, Any]:
 
 
 def _variant(value: str | dict[str, dict]) -> tuple[str, dict[str, Any]]:
-    """Return an enum as serde writes it: the variant's name, and its settings but for None."""
+    """Return an enum in the card as serde writes it: the variant's name, settings but for None."""
     if isinstance(value, str):
         return value, {}
     ((name, settings),) = value.items()
@@ -186,7 +186,7 @@ def _environment(card: Path | None) -> Environment:
 
 
 def _toml(document: dict[str, Any]) -> str:
-    """Return a document as TOML in which every character is visible."""
+    """Return a card's document as TOML in which every character is visible."""
     text = tomlkit.dumps(document)
     # outside of strings, where an escape means the same, TOML has no such characters
     return "".join(c if c.isprintable() or c == "\n" else f"\\U{ord(c):08x}" for c in text)

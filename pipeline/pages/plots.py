@@ -61,7 +61,7 @@ class Picture(NamedTuple):
 
     @property
     def uri(self) -> str:
-        """The plot as an address that has all of it."""
+        """The plot as an address that has all of its PNG."""
         return f"data:image/png;base64,{base64.b64encode(self.png).decode()}"
 
 
@@ -155,7 +155,7 @@ def _loss(
 
 
 def _traffic(bars: Sequence[tuple[str, float, str]], axes: Axes) -> None:
-    """Draw bars (name, bytes, label) on a logarithmic scale, relative to the last one."""
+    """Plot bars (name, bytes, label) on a logarithmic scale, relative to the last one."""
     names, sizes, labels = zip(*bars, strict=True)
     colours = [HELD_OUT] * (len(bars) - 1) + [TRAIN]
     axes.barh(names, sizes, color=colours, height=0.62)
@@ -172,7 +172,7 @@ def _traffic(bars: Sequence[tuple[str, float, str]], axes: Axes) -> None:
 
 
 def _png(draw: Callable[[Axes], None], size: tuple[float, float]) -> bytes:
-    """Return one pair of axes as PNG, independent of matplotlibrc, time and versions."""
+    """Return a plot's pair of axes as PNG, independent of matplotlibrc, time and versions."""
     settings = {
         "font.family": "DejaVu Sans",  # comes with matplotlib
         "font.size": 9,

@@ -70,7 +70,7 @@ def render(run: runfile.Run, facts: ReportFacts) -> tuple[str, list[plots.Pictur
 
 
 def _tiles(results: Results, peers: int) -> list[tuple[str, str, str]]:
-    """Return name, value and remark of each number that a reader looks for first."""
+    """Return name, value and remark of each number that a report's reader looks for first."""
     trained, evaluated = results.trained, results.evaluated
     before, after = trained["held_out_loss_before"], results.held_out_loss
     loss = None if before is None or after is None else f"{before:.3f} → {after:.3f}"
@@ -107,7 +107,7 @@ def _or_not(value: float | None, form: str) -> str:
 
 
 def _data(run: runfile.Run, shards: dict, rounds: list[dict]) -> Iterator[tuple[str, str]]:
-    """Yield where the tokens come from, and how many of them were used."""
+    """Yield, for the report, where the tokens come from, and how many of them were used."""
     source, length, columns = shards["source"], run.llm.max_seq_len, len(shards["columns"])
     # a run that measures nothing trains on what is held out only by default
     of_all = shards["held_out_by_default"] and not run.held_out.sequences
@@ -139,7 +139,7 @@ def _data(run: runfile.Run, shards: dict, rounds: list[dict]) -> Iterator[tuple[
 def _grid(
     verdict: dict, windows: list[Window], peers: int
 ) -> list[tuple[str, list[tuple[Window, str]]]]:
-    """Return each peer's windows and their states; findings about no peer come last."""
+    """Return the report's windows by peer and their states; findings about no peer come last."""
     replayed = {(window["first"], window["peer"]) for window in verdict["replayed_windows"]}
     flagged = {
         (window.first, finding["peer"])
@@ -169,7 +169,7 @@ def chances(verdict: dict, windows: int) -> list[tuple[int, float]]:
 
 
 def _peer(peer: int, rounds: list[dict]) -> dict:
-    """Return what one peer did, over all rounds: counts, and means of bytes and seconds."""
+    """Return what the report says of one peer, over all rounds: counts, and means."""
     name = str(peer)
     evidence = [entry["evidence"] for entry in rounds]
     sent = [e["messages"][name]["bytes"] for e in evidence if name in e["messages"]]
@@ -188,7 +188,7 @@ def _peer(peer: int, rounds: list[dict]) -> dict:
 
 
 def _split_text(evaluated: dict) -> tuple[str, str] | None:
-    """Return the text sample, as its prompt and the model's continuation."""
+    """Return the report's text sample, as its prompt and the model's continuation."""
     text, prompt = evaluated["text"], evaluated["prompt"]
     if text is None:
         return None

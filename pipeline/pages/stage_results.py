@@ -23,12 +23,12 @@ class Results(NamedTuple):
 
     @property
     def held_out_loss(self) -> float | None:
-        """Nats per token of the exported weights or, without an export, at the end of training."""
+        """The run's loss in nats per token, of the export or else of the training's end."""
         return self._last_measured["held_out_loss"]
 
     @property
     def measured_on(self) -> str | None:
-        """The rows of the held-out loss, and its standard error; None if unknown."""
+        """The rows of the run's held-out loss, and its standard error; None if unknown."""
         if (rows := self.trained["held_out_rows"]) is None:
             return None
         return verdict_text.measured_on(self._last_measured["held_out_stderr"], *rows)
@@ -40,13 +40,13 @@ class Results(NamedTuple):
 
     @property
     def chance(self) -> float | None:
-        """Loss of a uniform guess in nats per token: ln(vocabulary size); None if it has none."""
+        """The run's loss of a uniform guess in nats per token, ln(vocabulary size); or None."""
         size = self._subject.vocab_size(self.header["model"])
         return None if size is None else math.log(size)
 
     @property
     def model_name(self) -> str:
-        """The name of the trained model, for people."""
+        """The name of the run's trained model, for people."""
         return self._subject.title(self.header["model"])
 
     @property
@@ -60,7 +60,7 @@ class Results(NamedTuple):
 
     @property
     def times_less(self) -> float:
-        """Bytes of plain data parallelism over bytes sent, per peer and round."""
+        """Bytes of plain data parallelism over bytes that the run sent, per peer and round."""
         return self.trained["bytes_up_of_data_parallel"] / self.trained["bytes_up"]
 
 
@@ -84,5 +84,5 @@ def read_tsv(path: Path) -> list[dict[str, float | None]]:
 
 
 def times(ratio: float) -> str:
-    """Return a ratio as text: 249 times, or 1.5 times if it is small."""
+    """Return a ratio of a run's results as text: 249 times, or 1.5 times if it is small."""
     return f"{ratio:,.0f} times" if ratio >= 10 else f"{ratio:.1f} times"

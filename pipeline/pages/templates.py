@@ -48,7 +48,7 @@ def fill(template: str, **values: object) -> str:
 
 
 def without_secrets(value: Any) -> Any:
-    """Return a copy whose addresses have neither user and password nor a query, maybe signed."""
+    """Return a page's copy whose addresses have no user, password or query, maybe signed."""
     match value:
         case dict():
             return {key: without_secrets(inner) for key, inner in value.items()}
@@ -65,7 +65,7 @@ def without_folders(text: str) -> str:
 
 
 def code(text: object) -> str:
-    """Return a code span for a table cell, in which no text is markup."""
+    """Return a code span for a template's table cell, in which no text is markup."""
     shown = re.sub(r"[\n\t]", " ", verdict_text.printable(str(text)))
     longest = max(map(len, re.findall("`+", shown)), default=0)
     ticks = "`" * (longest + 1)

@@ -52,7 +52,7 @@ class Footprint(NamedTuple):
 
     @property
     def trained(self) -> int:
-        """Size of `data/trained`, about."""
+        """Size of `data/trained` that a run will take, about."""
         return self.snapshots + self.payloads + self.rounds
 
     def lines(self) -> list[str]:
@@ -112,7 +112,7 @@ def plan_of(run: runfile.Run, model: Model, first_step: int = 0) -> Footprint:
 
 
 def _round_seconds(run: runfile.Run, programs: Programs) -> float:
-    """Return simulated seconds until an average round's messages have arrived, without faults."""
+    """Return the planned seconds until an average round's messages arrive, without faults."""
     config = run.config
     total = sum(size * count for size, count in config.sizes(run.llm.max_seq_len))
     settings = round_settings(run)
@@ -121,7 +121,7 @@ def _round_seconds(run: runfile.Run, programs: Programs) -> float:
 
 
 def _seconds(run: runfile.Run, rounds: int, round_seconds: float, agreed: int) -> float:
-    """Return about how long the rounds take by the simulated clock, without faults."""
+    """Return about how long the planned rounds take by the simulated clock, without faults."""
     config, peers = run.config, range(run.peers.count)
     of_round = round_seconds + config.round_witness_time
     loaded = max(links.load_seconds(run.links, peer, size=agreed) for peer in peers)
@@ -205,7 +205,7 @@ def _is_on_hub(run: runfile.Run) -> bool:
 
 
 def _model(run: runfile.Run, root: Path) -> tuple[Model, int]:
-    """Return what is trained, and the rounds that it was trained for already."""
+    """Return what the planned run trains, and the rounds that it was trained for already."""
     checkpoint, init, subject = run.llm.checkpoint, root / "data" / "init", subject_of(run)
     if isinstance(checkpoint, runfile.CheckpointInit):
         return fresh_config(run, checkpoint), 0

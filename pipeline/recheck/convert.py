@@ -36,7 +36,7 @@ def recheck(published: PublishedRun) -> list[PublicClaim]:
 
 
 def start_claim(start: ChainStart) -> PublicClaim:
-    """Return the claim about what the run began with."""
+    """Return the claim about what a published run began with."""
     text = f"the run begins with {start.text}"
     return PublicClaim("start", start.kind, text if start.kind == "proven" else f"that {text}")
 
@@ -53,7 +53,7 @@ def can_make_start(published: PublishedRun) -> bool:
 
 
 def make_start(published: PublishedRun) -> ChainStart:
-    """Return the state that a run began with.
+    """Return the state that a published run began with, made again.
 
     Raises:
       LockstepError: It is not the one that the transcript names, or the checkpoint is not here.
@@ -92,7 +92,7 @@ def make_start(published: PublishedRun) -> ChainStart:
 
 
 def _params(setup: Setup, folder: Path | None) -> tuple[Tree, str]:
-    """Return the params that the run file names, and what they are."""
+    """Return the params that a published run file names, and what they are."""
     run, model = setup.run, setup.model
     variant = run.llm.checkpoint
     if folder and isinstance(variant, FRESH):

@@ -211,7 +211,7 @@ def _compare_loss(record: Evaluated, loss: MeanLoss) -> MeanLoss:
 
 
 def _is_near(a: float | None, b: float | None, **tolerances: float) -> bool:
-    """Return whether two numbers are within a tolerance (`math.isclose`), or both None."""
+    """Return whether a published and a measured number are within a tolerance, or both None."""
     if a is None or b is None:
         return a is b
     return math.isclose(a, b, **({"rel_tol": 0.0} | tolerances))

@@ -28,7 +28,7 @@ class PublishedTranscript(Transcript):
     followed: bool = False  # whether params and shared state follow from the start, and are here
 
     def agreed(self, step: int, like: State) -> tuple[Tree, Tree]:
-        """Return the params and the optimizer's shared state after `step`."""
+        """Return the published params and the optimizer's shared state after `step`."""
         if self.followed or self.weights is None or step != self.snapshots[-1]:
             return super().agreed(step, like)
         shared = load_tree(self._snapshot(step) / "shared.safetensors", like.shared)
@@ -144,7 +144,7 @@ class PublishedRun:
 
     @property
     def kept(self) -> bool:
-        """Whether messages are kept."""
+        """Whether messages of the published run are kept."""
         return self.setup.programs.form.kept
 
     @property
@@ -175,6 +175,6 @@ def peers_by_window(chosen: PeersOfWindows) -> list[tuple[Window, tuple[int, ...
 
 
 def refuse(findings: Iterable[Finding]) -> None:
-    """Refuse a publication for the first of some findings."""
+    """Refuse a published run for the first of some findings."""
     if first := next(iter(findings), None):
         raise LockstepError(f"{TRANSCRIPT}: {first}")

@@ -93,7 +93,7 @@ def _weights(published: PublishedRun) -> dict[str, str]:
 
 
 def _compare(card: str, due: str) -> None:
-    """Compare a card with the one that is due, and name the first line that differs."""
+    """Compare a published card with the one that is due, and name the first line that differs."""
     if card == due:
         return
     lines = zip(card.split("\n"), due.split("\n"), strict=False)
@@ -225,7 +225,7 @@ def check_results(text: str, record: Evaluated | None) -> None:
 
 
 def _front(text: str) -> dict[str, Any]:
-    """Return a card's front matter, which has one meaning only: as the stages write YAML."""
+    """Return a published card's front matter, which has one meaning only: as stages write YAML."""
     beginning, _, rest = text.partition(FENCE)
     front, fence, _ = rest.partition(f"\n{FENCE}")
     try:

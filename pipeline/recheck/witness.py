@@ -64,7 +64,7 @@ def recheck(published: PublishedRun) -> list[PublicClaim]:
 
 
 def _first_connected(published: PublishedRun, last: int) -> int:
-    """Return the round from whose params the repeated windows lead without a gap to the last."""
+    """Return the round from whose params the reader's windows lead without a gap to the last."""
     first = last
     for window in sorted((window for window, _ in published.repeated), reverse=True):
         if window.last == first:
@@ -76,7 +76,7 @@ def _first_connected(published: PublishedRun, last: int) -> int:
 
 
 def _replay(published: PublishedRun) -> dict[Window, WindowOutcome]:
-    """Replay the chosen windows."""
+    """Replay the windows that a reader chose."""
     setup, transcript, outcomes = published.setup, published.transcript, {}
     replay = Replay(setup, transcript)
     for window, peers in peers_by_window(published.chosen):
@@ -209,7 +209,7 @@ def _summary(findings: list[Finding]) -> str:
 
 
 def _text(finding: Finding) -> str:
-    """Return whom a finding accuses, and of what."""
+    """Return whom a published finding accuses, and of what."""
     return f"peer {finding.peer} in round {finding.round} ({brief(finding.kind)})"
 
 

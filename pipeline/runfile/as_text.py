@@ -68,7 +68,7 @@ def _key(key: str) -> str:
 
 
 def toml(value: Any) -> str:
-    """Return a value in TOML, on one line."""
+    """Return a run file's value as text in TOML, on one line."""
     match value:
         case Table():
             return toml(value.model_dump(mode="json", exclude_none=True))

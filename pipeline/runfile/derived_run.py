@@ -30,24 +30,24 @@ RATES = ("base_lr", "warmup_init_lr", "final_lr", "cosine_decay_final_lr", "line
 
 
 def value_at(document: dict[str, Any], key: str) -> Any:
-    """Return the value at a dotted key of a document."""
+    """Return the value at a dotted key of a derived run's document."""
     for part in key.split("."):
         document = document[part]
     return document
 
 
 def short(rate: float) -> float:
-    """Return a learning rate without the digits that binary fractions add."""
+    """Return a derived run's learning rate without the digits that binary fractions add."""
     return float(f"{rate:.6g}")
 
 
 def counted(number: int, thing: str) -> str:
-    """Return a number of things in words: 1 sequence, 2 sequences."""
+    """Return a derived run's number of things in words: 1 sequence, 2 sequences."""
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
 def check_batch(rows: int, flag: str) -> None:
-    """Check that a round's batch is a number that a run file can have."""
+    """Check that a derived run's batch of a round is a number that a run file can have."""
     if rows > MOST_BATCH:
         raise LockstepError(
             f"{flag}: a round of {rows:,} sequences, expected at most {MOST_BATCH:,}; fewer peers "
@@ -56,7 +56,7 @@ def check_batch(rows: int, flag: str) -> None:
 
 
 def with_tokens(base: Run, tokens: int) -> Run:
-    """Return a run on another number of tokens, with everything that counts rounds scaled."""
+    """Return a derived run on another number of tokens, with what counts rounds scaled."""
     document, before = base.model_dump(mode="json", exclude_none=True), base.config.total_steps
     config = document["config"]
     batches = {key: config[key] for key in _batches(config)}
@@ -67,7 +67,7 @@ def with_tokens(base: Run, tokens: int) -> Run:
 
 
 def at_rate(document: dict[str, Any], rate: float) -> None:
-    """Set the base learning rate of a run's tables in place, and its other rates in proportion."""
+    """Set the base learning rate of a derived run's tables in place, others in proportion."""
     ((_, schedule),) = document["model"]["LLM"]["lr_schedule"].items()
     if not schedule["base_lr"]:
         raise LockstepError(
@@ -80,7 +80,7 @@ def at_rate(document: dict[str, Any], rate: float) -> None:
 
 
 def tables_like(base: Run, card: Card, params: int | None) -> tuple[dict[str, Any], Reasons]:
-    """Return the tables of a run on the same tokens with another optimizer, and what changed.
+    """Return the tables of a derived run on the same tokens with another optimizer; and changes.
 
     Args:
       base: The run that it is like.
@@ -103,7 +103,7 @@ def tables_like(base: Run, card: Card, params: int | None) -> tuple[dict[str, An
 
 
 def _is_new(key: str, document: dict[str, Any], before: dict[str, Any]) -> bool:
-    """Return whether a key deserves a line: it changed, or says what stays the same."""
+    """Return whether a derived run's key deserves a line: it changed, or says what stays."""
     try:
         return key == "config.total_steps" or value_at(document, key) != value_at(before, key)
     except KeyError:  # the base has no such table
@@ -114,13 +114,13 @@ def _is_new(key: str, document: dict[str, Any], before: dict[str, Any]) -> bool:
 
 
 def _batches(config: dict[str, Any]) -> list[str]:
-    """Return the keys of a round's batch, in either spelling; the largest batch is the last."""
+    """Return the keys of a derived run's batch, in either spelling; the largest batch last."""
     spelled = ("global_batch_size", "global_batch_size_start", "global_batch_size_end")
     return [key for key in spelled if key in config]
 
 
 def _rounds(document: dict[str, Any], base: Run, card: Card) -> Reasons:
-    """Set the batch of a round, and the number of rounds that gives the base's tokens."""
+    """Set a derived run's batch of a round, and the number of rounds for the base's tokens."""
     reasons = {}
     config, steps, before = document["config"], card.local_steps, base.config.total_steps
     percent = base.config.verification_percent
@@ -142,7 +142,7 @@ def _rounds(document: dict[str, Any], base: Run, card: Card) -> Reasons:
 
 
 def _in_rounds(document: dict[str, Any], share: float) -> None:
-    """Scale every key that counts rounds, except the schedule's."""
+    """Scale every key of a derived run that counts rounds, except the schedule's."""
     for key in IN_ROUNDS:
         table, name = key.split(".")
         if document[table].get(name):
@@ -150,7 +150,7 @@ def _in_rounds(document: dict[str, Any], share: float) -> None:
 
 
 def _nearest(base: Run, batches: dict[str, int], target: int) -> tuple[int, int]:
-    """Return the number of rounds nearest to a target of sequences, and their tokens."""
+    """Return a derived run's rounds that are nearest to a target of sequences, and their tokens."""
     length = base.llm.max_seq_len
 
     def sequences(rounds: int) -> int:
@@ -171,7 +171,7 @@ def _nearest(base: Run, batches: dict[str, int], target: int) -> tuple[int, int]
 
 
 def _optimizer(document: dict[str, Any], base: Run, card: Card, params: int | None) -> Reasons:
-    """Set the optimizer, the schedule over the new number of rounds, and its rates."""
+    """Set a derived run's optimizer, the schedule over its new rounds, and its rates."""
     llm, before = document["model"]["LLM"], base.llm.optimizer.tag()
     llm["optimizer"] = {card.tag: card.settings}
     reasons = {f"model.LLM.optimizer.{card.tag}": f"in place of {before}; of {card.file}"}
@@ -200,7 +200,7 @@ def _optimizer(document: dict[str, Any], base: Run, card: Card, params: int | No
 
 
 def _schedule(document: dict[str, Any], share: float) -> None:
-    """Scale the rounds of the learning-rate schedule."""
+    """Scale the rounds of a derived run's learning-rate schedule."""
     ((_, schedule),) = document["model"]["LLM"]["lr_schedule"].items()
     for key in SCHEDULE_IN_ROUNDS:
         if key in schedule:

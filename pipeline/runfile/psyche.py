@@ -64,7 +64,7 @@ class Coordinator(Table):
         return self
 
     def batch_size(self, tokens: int) -> int:
-        """Return the number of sequences in a round that begins after `tokens` tokens.
+        """Return `[config]`'s number of sequences in a round that begins after `tokens` tokens.
 
         round(start + (end - start) * tokens / warmup_tokens), half away from zero; then end.
         """
@@ -76,14 +76,14 @@ class Coordinator(Table):
         return int(whole) + (fraction >= 0.5)
 
     def last_index(self, max_seq_len: int, first_step: int = 0, index: int = 0) -> int:
-        """Return the data index after the run's last round; arguments as in `sizes`."""
+        """Return the data index after `[config]`'s last round; arguments as in `sizes`."""
         sizes = self.sizes(max_seq_len, first_step, index)
         return index + sum(size * rounds for size, rounds in sizes)
 
     def sizes(
         self, max_seq_len: int, first_step: int = 0, index: int = 0
     ) -> Iterator[tuple[int, int]]:
-        """Yield each batch size, and the number of rounds for which the run has it.
+        """Yield each batch size of `[config]`, and the number of rounds for which the run has it.
 
         The run continues after `first_step` rounds, at data index `index`.
         """
@@ -243,7 +243,7 @@ class LLM(Table):
 
     @property
     def inner_steps(self) -> int:
-        """Local steps that a peer takes in a round."""
+        """Local steps of `[model.LLM]` that a peer takes in a round."""
         return self.optimizer.steps_of_a_round
 
 

@@ -83,7 +83,7 @@ class CoreRun(Table):
 
     @property
     def rows_of_a_step(self) -> int | None:
-        """Sequences of each local step, where slower peers take fewer steps; else they vary."""
+        """Sequences of the run's local step, where slower peers take fewer; else they vary."""
         optimizer = self.llm.optimizer
         if not optimizer.paced:
             return None

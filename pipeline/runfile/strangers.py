@@ -197,13 +197,13 @@ def answer_to(key: str) -> KeyAnswer | None:
 
 
 def _kinds(enum: str) -> list[str]:
-    """Return the kinds of an enum that a stranger may name."""
+    """Return the kinds of an enum that a stranger's run file may name."""
     rows = (names for table, names, answer in ANSWERS if table == enum and answer is FREE)
     return [kind for names in rows for kind in names.split()]
 
 
 def keys_of(table: Table, path: str) -> Iterator[tuple[str, Any, Any]]:
-    """Yield each key of a table and of those in it: dotted name, value and default."""
+    """Yield each key of a stranger's table and of those in it: dotted name, value and default."""
     for name, field in type(table).model_fields.items():
         value, key = getattr(table, name), f"{path}{name}"
         if not isinstance(value, Table) or isinstance(value, Variant):

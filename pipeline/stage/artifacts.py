@@ -259,12 +259,12 @@ def read_made(path: Path) -> dict:
 
 
 def write_sealed(path: Path, content: dict) -> None:
-    """Write a JSON object with its own SHA-256, as `write_bytes` does."""
+    """Write a stage's JSON object with its own SHA-256, as `write_bytes` does."""
     write_json(path, content | {"sha256": _digest(content)})
 
 
 def read_sealed(path: Path, made: Path) -> dict:
-    """Return the content of a file that `write_sealed` wrote.
+    """Return the content of a stage's file that `write_sealed` wrote.
 
     Raises:
       LockstepError: It is not as it was written; without `made` it is made again.
@@ -284,7 +284,7 @@ def _digest(manifest: dict) -> str:
 
 
 def verify(made: Path, only: Collection[str] | None = None) -> dict:
-    """Check a folder, or `only` some of its files, against its made file, and return that."""
+    """Check a stage's folder, or `only` some of its files, against its made file; return that."""
     if damage := _damage(made, only):
         raise LockstepError(f"{damage}; delete {made.parent} to remake it")
     return read_made(made)
@@ -322,7 +322,7 @@ def _old(out: Path) -> Path:
 
 
 def _replace(aside: Path, out: Path) -> None:
-    """Replace `out` by `aside`. A kill in between leaves no `out`, so the stage runs again."""
+    """Replace a stage's `out` by `aside`. A kill in between leaves none, so it runs again."""
     old = _old(out)
     shutil.rmtree(old, ignore_errors=True)
     if out.exists():
@@ -335,7 +335,7 @@ def _replace(aside: Path, out: Path) -> None:
 
 
 def cached_folders(project: Path, holding: str) -> Iterator[dict[str, Path]]:
-    """Yield the folders in DVC's cache that hold a file of that name: relative name -> cached file.
+    """Yield a stage's folders in DVC's cache that hold a file of that name: name -> file.
 
     DVC stores a folder as a JSON list of {md5, relpath} named <md5>.dir, and each file by its MD5.
     A list that is damaged, as by a full disk, is passed over.
@@ -352,7 +352,7 @@ def cached_folders(project: Path, holding: str) -> Iterator[dict[str, Path]]:
 
 
 def copy_cached(files: dict[str, Path], folder: Path) -> None:
-    """Copy a cached folder to a new one."""
+    """Copy a stage's cached folder to a new one."""
     for name, source in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, folder / name)

@@ -91,7 +91,7 @@ class Keys:
         return read_run_file(self.run)
 
     def table(self, name: str) -> object:
-        """Return the value of a dotted name in the run file."""
+        """Return the value of a dotted name in the run file, for a key."""
         try:
             return reduce(lambda table, part: table[part], name.split("."), self._tables)
         except (KeyError, TypeError) as error:
@@ -158,12 +158,12 @@ class Keys:
 
 
 def digest(value: object) -> str:
-    """Return the SHA-256 of a value as JSON."""
+    """Return the SHA-256 of a value as JSON, for a key."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def digest_of_source(path: Path) -> str:
-    """Return the SHA-256 of a file, or of a folder's names and contents without caches."""
+    """Return the SHA-256 of a file, or a folder without caches, for a stage's key."""
     files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
     files = [file for file in files if "__pycache__" not in file.parts]
     if not files:
@@ -172,7 +172,7 @@ def digest_of_source(path: Path) -> str:
 
 
 def digest_of_files(files: Mapping[str, Path]) -> str:
-    """Return the SHA-256 of names and the contents of their files, in this order."""
+    """Return the SHA-256 of names and the contents of their files, in order, for a key."""
     digest = hashlib.sha256()
     for name, file in files.items():
         digest.update(f"{name}\0".encode())
@@ -218,7 +218,7 @@ def lacks_of_factory(factory: str, folder: Path) -> str:
 
 
 def _imported(path: Path) -> set[str]:
-    """Return the top names of the modules that a file imports anywhere in it."""
+    """Return the top names of the modules that a factory's file imports anywhere in it."""
     names = set()
     for node in ast.walk(_tree(path)):
         if isinstance(node, ast.Import):

@@ -18,7 +18,7 @@ SILENT_SECONDS = 2.0  # of a wait, after which it says for whom it waits
 
 @contextmanager
 def hold(path: Path, patience_seconds: float = 60.0) -> Iterator[None]:
-    """Hold the lock at `path`, waiting a while for a holder that is about to end.
+    """Hold a stage's lock at `path`, waiting a while for a holder that is about to end.
 
     A trainer whose engine was killed needs a moment to notice and save (signals.py), on a busy
     machine more than ten seconds, so an engine that starts right after waits for it instead of

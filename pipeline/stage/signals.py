@@ -153,7 +153,7 @@ def _up_to_engine() -> dict[int, str]:
 
 
 def _script(pid: int) -> str:
-    """Return the name of the script or module that a process of Python runs, else of its program.
+    """Return the name of the script that an ancestor process runs, else of its program.
 
     Other arguments say nothing: `screen -S lockstep` is no engine.
     """
@@ -164,7 +164,7 @@ def _script(pid: int) -> str:
 
 
 def _stat(pid: int) -> tuple[str, int, str] | None:
-    """Return name, parent and start time of a process; None if it is gone or there is no /proc."""
+    """Return an ancestor's name, parent and start time; None if it is gone or there is no /proc."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

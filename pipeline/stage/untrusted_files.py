@@ -63,7 +63,7 @@ def _status(path: Path) -> os.stat_result:
 
 
 def stamp_of(status: os.stat_result) -> FileStamp:
-    """Return size and time from what the system reports about a file."""
+    """Return a file's stamp, size and time, from what the system reports about it."""
     return FileStamp(status.st_size, status.st_mtime_ns)
 
 
@@ -193,7 +193,7 @@ def check_yaml(content: bytes | str, name: str) -> None:
 
 
 def walk(folder: Path, *, hidden: bool = True) -> Iterator[tuple[str, Path]]:
-    """Walk a folder: yield everything below it except folders, by name; links are not followed.
+    """Walk an untrusted folder: yield everything below it but folders, by name; no links.
 
     `hidden` says whether names that begin with a dot are included.
     """
@@ -224,7 +224,7 @@ def check_regular(folder: Path) -> None:
 
 
 def expand(path: str, key: str) -> Path:
-    """Return a path of the run file with the home folder in the place of ~."""
+    """Return a user's path in the run file with the home folder in the place of ~."""
     try:
         return Path(path).expanduser()
     except RuntimeError:

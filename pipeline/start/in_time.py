@@ -10,7 +10,7 @@ from pipeline.start.round_settings import round_settings
 
 
 def arrivals(settings: RoundSettings, programs: Programs, rows: float) -> dict[int, float]:
-    """Return when each peer's message has reached every peer in a round of `rows` rows.
+    """Return when each peer's message has reached every peer, for the check of a round in time.
 
     It assumes that all peers send, even verifiers, so that the link of each counts.
 

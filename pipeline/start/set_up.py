@@ -48,20 +48,20 @@ class Setup:
 
     @cached_property
     def settings(self) -> RoundSettings:
-        """What a round reads of the run."""
+        """What a round reads of the run that was set up."""
         return round_settings(self.run)
 
     @cached_property
     def subject(self) -> Subject:
-        """What the run trains."""
+        """What the run that was set up trains."""
         return subject_of(self.run)
 
     def work(self, span: tuple[int, int], trainers: int) -> Work:
-        """Return the work of a peer that is assigned the rows of `span`, of so many trainers."""
+        """Return the work of a peer in the set-up run that is assigned the rows of `span`."""
         return work_of(self.settings, self.programs, self.data, span, trainers)
 
     def environment(self, processes: int = 1) -> dict[str, str]:
-        """Return what can change a result's bits here, with so many processes per peer."""
+        """Return what can change a set-up run's bits here, with so many processes per peer."""
         if self.run.peers.bits == "everywhere":
             return devices.describe_programs()
         return devices.describe(processes) | self.programs.steps.by.environment
@@ -92,7 +92,7 @@ def read_to_train(run: runfile.Run, init: Path, shards: Path) -> Setup:
 
 
 def rows(run: runfile.Run, model: Model, shards: Path) -> Rows:
-    """Return the rows that a run trains on, from what stage download left in `shards`."""
+    """Return the set-up run's rows, from what stage download left in `shards`."""
     listed = read_shards(shards)
     if not run.held_out.sequences:  # nothing is measured
         listed = listed.all_to_train()

@@ -53,7 +53,7 @@ Step = Callable[[dict[str, Any]], Growth]
 
 
 def _of(step: Any, what: str, parts: str, kinds: dict[str, Step]) -> Growth:
-    """Return the growth of a step or of a Sequence of steps; for None, `Growth()`: no growth."""
+    """Return the growth of a tokenizer's step or Sequence of steps; for None, `Growth()`: none."""
     if step is None:
         return Growth()
     kind = step.get("type") if isinstance(step, dict) else None

@@ -52,7 +52,7 @@ class TokenRows(Table):
 
     @property
     def words(self) -> int:
-        """W, the words of a row."""
+        """W, the words of a row of tokens."""
         return len(self.columns) * self.length
 
 
@@ -68,17 +68,17 @@ class RowArray(Table):
 
     @property
     def size(self) -> int:
-        """Number of values."""
+        """Number of values in a row's array."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Size of the values in bytes."""
+        """Size of a row's array in bytes."""
         return self.size * np.dtype(self.dtype).itemsize
 
     @property
     def words(self) -> int:
-        """Size in words, with the zeros after it."""
+        """Size of a row's array in words, with the zeros after it."""
         return -(-self.nbytes // WORD)
 
 
@@ -91,7 +91,7 @@ class ArrayRows(Table):
 
     @property
     def words(self) -> int:
-        """W, the words of a row."""
+        """W, the words of a row of arrays."""
         return sum(array.words for array in self.arrays)
 
     @model_validator(mode="after")
@@ -103,7 +103,7 @@ class ArrayRows(Table):
         return self
 
     def places(self) -> Iterator[tuple[RowArray, int]]:
-        """Yield each array, and where its bytes begin in a row."""
+        """Yield each array of a row, and where its bytes begin in it."""
         offset = 0
         for array in self.arrays:
             yield array, offset
@@ -119,7 +119,7 @@ class FileRows(Table):
 
     @property
     def words(self) -> int:
-        """W, the words of a row."""
+        """W, the words of a row that is a file."""
         return 8
 
 

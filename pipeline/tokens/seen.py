@@ -72,7 +72,7 @@ def windows(tokens_T: np.ndarray, every: int = 1) -> np.ndarray:
 
 
 def among(hash_H: np.ndarray, sorted_H: np.ndarray) -> np.ndarray:
-    """Return whether each hash is one of these, which ascend."""
+    """Return whether each window's hash is one of these, which ascend."""
     if not len(sorted_H):
         return np.zeros(len(hash_H), bool)
     place_H = np.searchsorted(sorted_H, hash_H)
@@ -82,7 +82,7 @@ def among(hash_H: np.ndarray, sorted_H: np.ndarray) -> np.ndarray:
 def read(
     folder: Path, files: Sequence[ShardFile], size: int, overlap: int = WINDOW - 1
 ) -> Iterator[np.ndarray]:
-    """Yield the tokens of files of the folder in chunks; each begins with the end of the last."""
+    """Yield the tokens of files to look windows up in, in chunks that overlap."""
     last_T = np.empty(0, f"<u{size}")
     for file in files:
         with open(folder / file.path, "rb") as opened:

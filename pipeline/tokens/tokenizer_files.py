@@ -72,7 +72,7 @@ def save_tokenizer(tokenizer: "Tokenizer", folder: Path, special: dict[str, str]
 
 
 def encode(tokenizer: "Tokenizer", text: str, where: object) -> list[int]:
-    """Return the tokens of a text, with the special ones that the tokenizer adds.
+    """Return a tokenizer's tokens of a text, with the special ones that it adds.
 
     Raises:
       LockstepError: it has no token for a word or a character, or the text is no Unicode; `where`

@@ -51,7 +51,7 @@ Natural = Annotated[int, Field(ge=0)]
 
 
 class FileVersion(Table):
-    """One version of a file in the manifest's folder."""
+    """One version of a file in the folder of a bucket's manifest."""
 
     filename: str
     generation: Annotated[int, Field(ge=1)]
@@ -59,13 +59,13 @@ class FileVersion(Table):
 
 
 class Metadata(Table, extra="ignore"):
-    """The checkpoint, as far as a reader needs to know it: its last trained step."""
+    """The bucket's checkpoint, as far as a reader needs to know it: its last trained step."""
 
     step: Natural
 
 
 class Manifest(Table, extra="ignore"):
-    """The keys of a manifest that a reader uses; other programs may write more."""
+    """The keys of a bucket's manifest that a reader uses; other programs may write more."""
 
     metadata: Metadata
     files: Annotated[tuple[FileVersion, ...], AsTuple, Field(min_length=1)]
@@ -73,7 +73,7 @@ class Manifest(Table, extra="ignore"):
 
 
 def _parse(content: bytes, where: str) -> Manifest:
-    """Parse a manifest, called `where` in errors; check that it names weights in its folder."""
+    """Parse a bucket's manifest, called `where` in errors; it names weights in its folder."""
     manifest = validate_json(Manifest, content, where)
     names = [entry.filename for entry in manifest.files]
     for number, name in enumerate(names):
@@ -161,7 +161,7 @@ def _folder(
 def _look(
     remote: BucketFolder, generation: int | None, cache: Path, network: Network
 ) -> BucketModel:
-    """Return the files that a generation of the manifest names; without one, the folder's."""
+    """Return the bucket's files that a generation of the manifest names, or else the folder's."""
     manifest, step = remote.find(MANIFEST, generation), None
     if manifest is None and generation is not None:
         raise _missing(remote, MANIFEST, generation)
@@ -181,7 +181,7 @@ def _look(
 def _by_manifest(
     remote: BucketFolder, manifest: BucketFile, cache: Path, network: Network
 ) -> tuple[dict[str, BucketFile], int]:
-    """Return the files that a manifest names, each at its generation, and the manifest's step."""
+    """Return the files that a bucket's manifest names, each at its generation, and its step."""
     where, origin = f"{remote.name}/{MANIFEST}", remote.origin(MANIFEST, manifest)
     if origin.size > MANIFEST_BYTES:
         raise LockstepError(f"{where}: {origin.size} bytes, expected at most {MANIFEST_BYTES}")
@@ -216,7 +216,7 @@ def _missing(remote: BucketFolder, name: str, generation: int) -> LockstepError:
 
 
 def _by_listing(remote: BucketFolder, cache: Path, network: Network) -> dict[str, BucketFile]:
-    """Return the newest versions of the files of a model; only its index is fetched."""
+    """Return the newest versions of a bucket's files of a model; only its index is fetched."""
     newest = remote.files(below=False)
     weights = [name for name in newest if re.fullmatch(r"model[\w.-]*\.safetensors", name)]
     if hf.WEIGHTS in weights:
@@ -240,7 +240,7 @@ def _fetch(
 
 
 def _keep_only(folder: Path, names: Iterable[str]) -> None:
-    """Remove files that an earlier download of a folder without a manifest left there."""
+    """Remove files that an earlier download of a bucket without a manifest left there."""
     with writes(folder):
         for path in folder.iterdir():
             # a folder belongs to another prefix; hidden files are locks
@@ -249,7 +249,7 @@ def _keep_only(folder: Path, names: Iterable[str]) -> None:
 
 
 def _write_index(folder: Path, names: Iterable[str]) -> None:
-    """Write the index of shards that came without one, from their headers."""
+    """Write the index of a bucket's shards that came without one, from their headers."""
     weight_map = {}
     for name in sorted(name for name in names if name.endswith(".safetensors")):
         weight_map |= dict.fromkeys(TensorFile(folder / name), name)
@@ -262,7 +262,7 @@ def _write_index(folder: Path, names: Iterable[str]) -> None:
 def push(
     files: Sequence[Path], bucket: str, prefix: str, *, step: int, epoch: int, run: str
 ) -> int:
-    """Upload files: the weights, then their companions, and the manifest last.
+    """Upload files to the bucket: the weights, then their companions, and the manifest last.
 
     Files that are already there with the same bytes are not sent again. Nothing is overwritten that
     somebody else wrote since this push began. The manifest names the last trained step, its epoch
@@ -315,7 +315,7 @@ def _generation(file: BucketFile | None) -> int:
 
 
 def _is_same(path: Path, file: BucketFile) -> bool:
-    """Return whether a file has the server's size and CRC32C, or else MD5, where it states one."""
+    """Return whether a bucket's file has the size and CRC32C, or else MD5, where it states one."""
     if path.stat().st_size != int(file.size):
         return False
     for kind, digest in (("crc32c", file.crc32c), ("md5", file.md5)):

@@ -62,12 +62,12 @@ class Exported(NamedTuple):
 
     @property
     def params_to_write(self) -> Params:
-        """The params as `next_logits` takes them: by layer, unless layers run as a loop."""
+        """The exported params as `next_logits` takes them: by layer, unless layers loop."""
         return self.params if self.scan else self.architecture.by_layer(self.params)
 
     @property
     def context(self) -> int:
-        """The largest number of tokens that the model takes."""
+        """The largest number of tokens that the exported model takes."""
         return self.config.max_position_embeddings
 
     @property
@@ -77,7 +77,7 @@ class Exported(NamedTuple):
 
     @property
     def beginning(self) -> int | None:
-        """The token that begins a text or, if the model has none, ends the text before it."""
+        """The token that begins a text of the exported model or, if none does, ends one."""
         first = self.texts.beginning
         if first is not None and first >= self.config.vocab_size:
             raise LockstepError(

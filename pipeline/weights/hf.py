@@ -120,7 +120,7 @@ def param_shapes(model: Architecture, config: Any) -> dict[str, tuple[int, ...]]
 
 
 def _slots_of(model: Architecture, config: Any) -> dict[str, Slot]:
-    """Return the slot of every tensor that a file of this model holds, by the tensor's name."""
+    """Return the slot of every tensor that a Hugging Face file of this model holds, by name."""
     slots = {}
     for path, shape in param_shapes(model, config).items():
         template, transposed = model.names[path]
@@ -181,7 +181,7 @@ def _is_ignored(name: str, model: Architecture, config: Any) -> bool:
 def _check_params(
     params: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]], where: str
 ) -> None:
-    """Compare params with the shapes of a model, by path."""
+    """Compare params with the shapes of a Hugging Face model, by path."""
     problems = [f"{path} is missing" for path in sorted(shapes.keys() - params.keys())]
     problems += [f"{path} is not expected" for path in sorted(params.keys() - shapes.keys())]
     for path in sorted(shapes.keys() & params.keys()):
@@ -209,7 +209,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def named_shards(index: Path, present: Collection[str], where: str) -> list[str]:
-    """Return the files of weights that an index names, all of which are `present` in `where`."""
+    """Return the weight files that a Hugging Face index names, all `present` in `where`."""
     named = sorted({*_weight_map(index).values()})
     if absent := [name for name in named if name not in present]:
         raise LockstepError(f"{where}: {INDEX} names {absent[0]}, expected it there")
@@ -258,13 +258,13 @@ class HfFolder:
         self.nbytes = sum(spec.nbytes for spec in self.specs.values())
 
     def save(self, path: Path, advance: Callable[[int], object] = _no_progress) -> None:
-        """Write the params to one file, and call `advance` with the bytes of each piece."""
+        """Write the params to one safetensors file; call `advance` with the bytes of each piece."""
         tensorfile.write(path, self.specs, partial(self.pieces, advance=advance))
 
     def pieces(
         self, path: str, advance: Callable[[int], object] = _no_progress
     ) -> Iterator[np.ndarray]:
-        """Yield the values of a param in C order, in contiguous pieces of float32."""
+        """Yield the values of a Hugging Face param in C order, in contiguous pieces of float32."""
         for name, slot in self._slots[path]:
             tensor = self._files[name][name]
             for piece in tensorfile.pieces(tensor, transposed=slot.transposed):
@@ -383,7 +383,7 @@ def write_folder(
 
 
 def _shards(sizes: dict[str, int], limit: int) -> list[list[str]]:
-    """Fill one file after the other, in the order of `sizes`, up to `limit` bytes each."""
+    """Fill one safetensors file after the other, in the order of `sizes`, of `limit` bytes each."""
     shards: list[list[str]] = [[]]
     filled = 0
     for name, size in sizes.items():

@@ -48,7 +48,7 @@ def download(repo_id: str, revision: str | None, store: Path, network: Network) 
 def push(
     files: Mapping[str, Path], repo_id: str, message: str, *, private: bool, branch: str = "main"
 ) -> str:
-    """Upload files, by their names, as one commit on a branch, and return the commit's hash.
+    """Upload files to the hub, as one commit on a branch, and return the commit's hash.
 
     The repository and the branch are created if needed.
 

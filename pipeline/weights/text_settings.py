@@ -132,6 +132,6 @@ def special_tokens(folder: Path, tokenizer: Tokenizer | None) -> dict[str, int]:
 
 
 def _ids(value: Any, vocab_size: int) -> list[int]:
-    """Return the token ids in a value that may be absent, one number or several."""
+    """Return the token ids in a text setting that may be absent, one number or several."""
     ids = value if isinstance(value, list | tuple) else [value]
     return [token for token in ids if type(token) is int and 0 <= token < vocab_size]

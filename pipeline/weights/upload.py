@@ -44,7 +44,7 @@ def push(
     private: bool,
     audited: bool = True,
 ) -> runfile.CheckpointHub | runfile.CheckpointGcs:
-    """Push the files of a checkpoint, and return it with the version that it is read by.
+    """Upload the files of a checkpoint, and return it with the version that it is read by.
 
     Files are by their names; a bucket takes those of the model, without folders. `step` is the last
     trained round, and `run` the key of the run's stage train. `private` concerns a repository that
@@ -70,7 +70,7 @@ def push(
 def push_epoch(
     run: runfile.Run, key: str, params: Tree, last: Round, *, init: Path, shards: Path, aside: Path
 ) -> None:
-    """Push the params to the `[config] checkpointers`; a failure is only a warning.
+    """Upload the params to the `[config] checkpointers`; a failure is only a warning.
 
     `key` is that of the run's stage train, and `last` the epoch's last round. `init` and `shards`
     are what the stages convert and download left; `aside`, where the files are written, is removed.

@@ -271,7 +271,7 @@ def _locked(path: Path, stop: Event) -> Iterator[BinaryIO | None]:
 
 
 def _pieces(file: BinaryIO, left: int) -> Iterator[bytes]:
-    """Yield the next bytes of a file, at most so many."""
+    """Yield the next bytes of a file for the store, at most so many."""
     while left and (piece := file.read(min(READ_BYTES, left))):
         left -= len(piece)
         yield piece
@@ -282,7 +282,7 @@ def _pieces(file: BinaryIO, left: int) -> Iterator[bytes]:
 
 @contextmanager
 def _writes(path: Path) -> Iterator[None]:
-    """Name `path` in the error if the system refuses to write it, as on a full disk."""
+    """Name the store's `path` in the error if the system refuses to write it: a full disk."""
     try:
         yield
     except OSError as error:
@@ -290,7 +290,7 @@ def _writes(path: Path) -> Iterator[None]:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file that is complete or absent after a kill."""
+    """Write a file of the store that is complete or absent after a kill."""
     with _writes(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         temp = path.with_name(f".{path.name}.{os.getpid()}.part")
@@ -299,7 +299,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Make a hard link to a file that nobody changes, or a copy if the system cannot link."""
+    """Make a hard link to a file of the store, or a copy if the system cannot link."""
     try:
         os.link(source, target)
     except OSError:  # another file system, or one without hard links

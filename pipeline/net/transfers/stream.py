@@ -69,7 +69,7 @@ class Streams:
         weakref.finalize(self, self._closed.set)
 
     def read(self, ranges: Ranges) -> list[bytes]:
-        """Return the bytes of ranges, (origin, start, stop) each, in order; some may be cached."""
+        """Return the streamed bytes of ranges, (origin, start, stop), in order; some cached."""
         cuts = [self._cut(*range_) for range_ in ranges]
         contents: dict[Key, bytes] = {}
         held: deque[_Piece] = deque()
@@ -92,7 +92,7 @@ class Streams:
         return [b"".join(contents[piece.key] for piece in pieces) for pieces in cuts]
 
     def expect(self, ranges: Ranges) -> None:
-        """Fetch these ranges in the background, as far as there is room; returns at once.
+        """Stream these ranges in the background, as far as there is room; returns at once.
 
         They displace what was read before, not what was expected and not read yet. A failure is
         left to the read that needs the range, which fetches it again.
@@ -109,7 +109,7 @@ class Streams:
                 self._add(piece)
 
     def close(self) -> None:
-        """Start no more requests; reads that wait fail."""
+        """Start no more requests of streams; reads that wait fail."""
         with self._changed:
             self._closed.set()
             self._changed.notify_all()
@@ -126,14 +126,14 @@ class Streams:
         return [_Piece(origin, at, min(at + self._longest, stop)) for at in starts]
 
     def _look_up(self, cuts: list[list[_Piece]]) -> tuple[list[_Piece], list[_Piece]]:
-        """Return the cached and the missing pieces; each once, those of a file in a row."""
+        """Return the streamed pieces, cached and missing; each once, those of a file in a row."""
         pieces = {piece.key: piece for pieces in cuts for piece in pieces}
         keys = sorted(pieces)
         cached = [self._pieces[key] for key in keys if key in self._pieces]
         return cached, [pieces[key] for key in keys if key not in self._pieces]
 
     def _make_room(self, size: int, displaced: tuple[str, ...]) -> bool:
-        """Drop pieces of these queues until `size` more bytes fit; return whether they do."""
+        """Drop streamed pieces of these queues until `size` more bytes fit; return whether so."""
         while self.held_bytes + size > self.network.cache_bytes:
             piece = next((piece for queue in displaced for piece in self._queues[queue]), None)
             if piece is None:
@@ -170,7 +170,7 @@ class Streams:
             self._move(piece, URGENT if piece.queue == LATER else None)
 
     def _take(self, held: deque[_Piece], contents: dict[Key, bytes]) -> None:
-        """Wait for the first held piece, take its bytes and release it."""
+        """Wait for the first held piece of a stream, take its bytes and release it."""
         piece = held[0]
         self._wait(lambda: piece.content or piece.error)
         if piece.error:
@@ -194,7 +194,7 @@ class Streams:
     # ---- Called by the threads ----
 
     def _next_request(self) -> list[_Piece]:
-        """Return the pieces of the next request; none ends the thread."""
+        """Return the pieces of the stream's next request; none ends the thread."""
         with self._changed:
             request: list[_Piece] = []
             for piece in self._queues[URGENT] or self._queues[LATER]:
@@ -229,7 +229,7 @@ class Streams:
 
 
 def _work(streams_of: Callable[[], Streams | None], network: NetSettings, closed: Event) -> None:
-    """Fetch until nothing is queued; during a request this thread keeps no streams alive."""
+    """Fetch for streams until nothing is queued; a request keeps no streams alive."""
     while (streams := streams_of()) is not None and (request := streams._next_request()):
         del streams
         contents, error = [], None
@@ -243,7 +243,7 @@ def _work(streams_of: Callable[[], Streams | None], network: NetSettings, closed
 
 
 def _fetch(request: list[_Piece], network: NetSettings, closed: Event) -> list[bytes]:
-    """Return the content of each piece of a request."""
+    """Return the content of each streamed piece of a request."""
     origin, start, stop = request[0].origin, request[0].start, request[-1].stop
     content = b"".join(remote.read(origin, start, stop, network, closed))
     return [content[piece.start - start : piece.stop - start] for piece in request]

@@ -55,12 +55,12 @@ class SourceFile(NamedTuple):
 
     @property
     def package(self) -> str:
-        """The folder that is imported."""
+        """The folder of the package that is imported."""
         return self.name.partition("/")[0]
 
 
 def survey(location: DataCorpus, options: FetchOptions) -> Survey:
-    """Describe the files that would be read; only tokenizing tells how many tokens they are."""
+    """Describe the packages' files to read; only tokenizing tells how many tokens they are."""
     splits, train_files = _choose(location, options)
     files = tuple(
         SurveyedFile(file.name, split, file.size, None)
@@ -72,7 +72,7 @@ def survey(location: DataCorpus, options: FetchOptions) -> Survey:
 
 
 def source_sha256(location: DataCorpus, options: FetchOptions) -> str | None:
-    """Return the SHA-256 of the text, if `fetch` would read all of it and nothing else."""
+    """Return the SHA-256 of the packages' text, if `fetch` would read it all and nothing else."""
     if options.limit is not None or location.tokenizer is not None:
         return None
     return listing_sha256((file.name, sha256_file(file.path)) for file in find(location.packages))
@@ -148,7 +148,7 @@ def find(packages: tuple[str, ...] | None = None) -> list[SourceFile]:
 def _choose(
     location: DataCorpus, options: FetchOptions
 ) -> tuple[dict[Split, list[SourceFile]], int]:
-    """Return the files that a run reads, by split, and the number of all train files."""
+    """Return the packages' files that a run reads, by split, and the number of all train files."""
     files, percent = find(location.packages), location.held_out_percent
     by_file = location.most_seen_percent is None
     whole = [file.name if by_file else file.package for file in files]  # what is held out whole

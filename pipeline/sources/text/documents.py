@@ -213,7 +213,7 @@ def _of_lines(
 
 
 def _lines(path: Path, name: str, packing: str) -> Iterator[bytes | None]:
-    """Yield the lines that are not blank; None in place of one too long."""
+    """Yield a file's lines of documents that are not blank; None in place of one too long."""
     number = 0
     try:
         with open(path, "rb") as raw, _unpacked(raw, name, packing) as file:
@@ -312,7 +312,7 @@ def _of_text(path: Path, name: str, left_out: Counter[str], alone: bool) -> Iter
 
 
 def _parts(data: bytes, file: BinaryIO) -> Iterator[bytes]:
-    """Cut a text after the last line in each PART_BYTES, else a word, else a character."""
+    """Cut a document's text after the last line in each PART_BYTES, else a word or character."""
     while chunk := file.read(PART_BYTES):
         # so that no character is cut: its first byte is the last that is not 0b10xxxxxx
         last = range(max(0, len(data) - 4), len(data))
@@ -374,7 +374,7 @@ def parquet_text_bytes(file: LocationFile, column: str, options: FetchOptions) -
 
 
 def _metadata(file: LocationFile, options: FetchOptions) -> "FileMetaData":
-    """Return a file's metadata, which its last bytes hold."""
+    """Return a parquet file's metadata, which its last bytes hold."""
     size = file.origin.size
     length = min(size, END)
     for _ in range(2):
@@ -402,7 +402,7 @@ def _last_bytes(file: LocationFile, length: int, options: FetchOptions) -> bytes
 
 
 def _ends_of_groups(file: LocationFile, metadata: "FileMetaData") -> list[int]:
-    """Return the offset after each row group; no group ends before the one before it."""
+    """Return the offset after each row group of parquet; none ends before the one before."""
     ends: list[int] = []
     for number in range(metadata.num_row_groups):
         group, last = metadata.row_group(number), ends[-1] if ends else 0

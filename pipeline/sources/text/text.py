@@ -66,7 +66,7 @@ HASHES = 2**64  # of documents, by the first 8 bytes of a SHA-256
 
 
 def survey(location: AnyText, options: FetchOptions) -> Survey:
-    """Describe the files that would be read; only reading tells which documents are held out."""
+    """Describe the text files to read; only reading tells which documents are held out."""
     sources = _sources(location)
     listings = [files_of(source.source, source.where, options) for source in sources]
     most = None if options.limit is None else options.limit.files
@@ -139,7 +139,7 @@ class _Source(NamedTuple):
     weight: float | None = None
 
     def limit(self, total: Limit | None) -> Limit | None:
-        """Return its part of a limit; rounded up, so that all parts are no less than the total."""
+        """Return a text source's part of a limit, rounded up: all together reach the total."""
         if total is None or total.files is not None or self.share == 1:
             return total
         if total.tokens is not None:
@@ -252,7 +252,7 @@ class _FileReader(DocumentReader):
         return [f"{self.read}: left out {', '.join(reasons)}"] if reasons else []
 
     def _note(self, file: LocationFile, size: int, sha256: str) -> None:
-        """Note what was read of a file; the longest part, if the tokenizer was trained on more."""
+        """Note what was read of a text file: the longest part, if more was read for a tokenizer."""
         if size >= self._sizes.get(file.name, 0):
             self.opened[file.name], self._sizes[file.name] = sha256, size
         is_proven = size == file.origin.size and file.origin.checksum is not None

@@ -125,7 +125,7 @@ def _listing(
     *,
     is_file: bool = False,
 ) -> Listing:
-    """Return the files that a source wants; `is_file` says that the source names the file."""
+    """Return the text files that a source wants; `is_file` says that the source names the file."""
     # a pattern that ends in an ending names it too, and plain text may have any
     suffixes = {PurePosixPath(pattern).suffix.lower() for pattern in source.files}
     endings = (*ENDINGS, *(suffix for suffix in suffixes if suffix.strip(".").isalnum()))
@@ -217,7 +217,7 @@ def _of_subset(
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """Return whether a pattern of the hub, in which `**` is any number of folders, fits a name."""
+    """Return whether a pattern of the hub, with `**` for folders, fits a text file's name."""
     parts = name.split("/")
     reached = {0}  # how many leading parts of the name what was read of the pattern fits
     for wanted in pattern.split("/"):

@@ -145,7 +145,7 @@ def fetch_tokenizer(listing: Listing, folder: Path, options: FetchOptions) -> in
 
 
 def _check_versions(listing: Listing) -> None:
-    """Check that the files can be read in parts, each of the version that was listed."""
+    """Check that token files can be read in parts, each of the version that was listed."""
     for file in listing.files:
         if file.origin.tag is None and not file.origin.is_addressed:
             raise LockstepError(
@@ -175,7 +175,7 @@ def _shard(pick: ChosenFile, path: str, sha256: str | None) -> ShardFile:
 
 
 def _version(origin: Origin) -> str:
-    """Return a hash of size and version, in place of the SHA-256 of a file not read yet."""
+    """Return a hash of size and version, in place of the SHA-256 of a token file not read yet."""
     return hashlib.sha256(f"{origin.size} {origin.tag} {origin.checksum}".encode()).hexdigest()
 
 
@@ -203,7 +203,7 @@ def _fetch_files(
 
 
 def _place(stored: StoredFile, target: Path, origin: Origin, size: int) -> str:
-    """Link to the store; copy a file that may change, or that is longer than needed.
+    """Link a token file to the store; copy one that may change, or is longer than needed.
 
     Return the SHA-256 of what is in place now.
     """
@@ -224,7 +224,7 @@ def _place(stored: StoredFile, target: Path, origin: Origin, size: int) -> str:
 
 
 def _check_signs(content: bytes, size: int, name: str) -> None:
-    """Check by its beginning that a file does not say that it is something else."""
+    """Check by its beginning that a token file does not say that it is something else."""
     signs.check_tokens(content[: signs.HEAD_BYTES], name)
     if size == 2:
         signs.check_size(np.frombuffer(content, "<u2"), name)

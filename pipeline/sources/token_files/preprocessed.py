@@ -73,7 +73,7 @@ COLUMNS: dict[str, Column] = {
 
 
 def survey(location: DataPreprocessed, options: FetchOptions) -> Survey:
-    """Describe what a run would read; of files of this machine, the number of tokens too."""
+    """Describe the parquet files to read; of this machine's, the number of tokens too."""
     listing, chosen, train_files, warnings = _choose(location, options)
     files = []
     for split, of_split in chosen.items():
@@ -174,7 +174,7 @@ class _RowShards:
         self.over = 0
 
     def add(self, file: "Parquet", name: str, split: Split, most: int | None) -> int:
-        """Make shards of a file's first `most` tokens, or of all; return how many tokens."""
+        """Make shards of a parquet file's first `most` tokens, or of all; return how many."""
         first = self.first = self.first or file
         if file.columns != first.columns:
             actual, expected = ", ".join(file.columns), ", ".join(first.columns)
@@ -291,7 +291,7 @@ class Parquet:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens, from the file's metadata."""
+        """Number of a parquet file's tokens, from its metadata."""
         with self._reading():
             groups = map(self._file.metadata.row_group, range(self._file.num_row_groups))
             columns = [group.column(n) for group in groups for n in range(group.num_columns)]
@@ -300,7 +300,7 @@ class Parquet:
     def read(
         self, length: int, vocab_size: int | None, rows: int, most: int | None
     ) -> Iterator[np.ndarray]:
-        """Yield its rows, int64 [N, W]: their columns one after the other, as in columns.py.
+        """Yield a parquet file's rows, int64 [N, W]: their columns one after the other.
 
         Each row has `length` tokens, whose ids are below `vocab_size`, or 2**31. N is `rows`,
         except for the last, and at most `most` rows are read.
@@ -327,7 +327,7 @@ class Parquet:
                 done += batch.num_rows
 
     def _find_columns(self) -> tuple[str, ...]:
-        """Return the columns that it has, after checking their types."""
+        """Return the columns that a parquet file has, after checking their types."""
         from pyarrow import types
 
         schema = self._file.schema_arrow
@@ -357,7 +357,7 @@ class Parquet:
         return columns
 
     def _check_size(self) -> None:
-        """Check that no row is too long to be read, before any is: a few bytes may unpack to GB."""
+        """Check that no row of parquet is too long to be read: a few bytes may unpack to GB."""
         for number in range(self._file.num_row_groups):
             group = self._file.metadata.row_group(number)
             for column in map(group.column, range(group.num_columns)):
@@ -388,7 +388,7 @@ class Parquet:
 
 
 def _read(lists: "_Lists", length: int, vocab_size: int | None) -> np.ndarray:
-    """Return a column of rows: int64 [N, L]."""
+    """Return a parquet column of rows: int64 [N, L]."""
     if lists.column == "sequence_lengths":
         return _sequence_ids(lists, length)
     lists.check_lengths(length)
@@ -471,7 +471,7 @@ class _Lists:
         self.values = values.to_numpy()
 
     def check_lengths(self, length: int) -> None:
-        """Check that each list has this length."""
+        """Check that each list of a parquet column has this length."""
         wrong = self.lengths != length
         if wrong.any():
             row = int(np.argmax(wrong))
@@ -479,7 +479,7 @@ class _Lists:
             self.refuse(row, actual, f"{length} as the first row of inputs has")
 
     def check_values(self, limit: int, expected: str, also: int | None = None) -> None:
-        """Check that each value is from 0 and below a limit, or is `also`."""
+        """Check that each value of a parquet column is from 0 and below a limit, or `also`."""
         wrong = (self.values < 0) | (self.values >= limit)
         if also is not None:
             wrong &= self.values != also
@@ -488,7 +488,7 @@ class _Lists:
             self.refuse(self._row_of(index), str(self.values[index]), expected)
 
     def refuse(self, row: int, actual: str, expected: str) -> NoReturn:
-        """Raise the error for a row."""
+        """Raise the error for a parquet file's row."""
         raise LockstepError(
             f"{self.name}: column {self.column}, row {self.first + row}: found {actual}, expected "
             f"{expected}"
