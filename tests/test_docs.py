@@ -199,7 +199,7 @@ def test_errors_quoted_by_the_page_on_troubleshooting_are_of_words_in_the_source
 
 def test_the_page_on_architecture_is_short_and_names_what_exists():
     page = (PROJECT / "docs/explanation/architecture.md").read_text()
-    assert len(page.splitlines()) <= 120
+    assert len(page.splitlines()) <= 125
     placed = 0
     for line in re.findall(r"^\|.*\|$|^- .*(?:\n  .*)*|`[^`]+` in\s+`[^`]+`", page, re.M):
         files = [path for path in re.findall(r"`([\w/.]+\.py)`", line)]
