@@ -23,7 +23,7 @@ _secrets: set[str] = set()
 
 
 class LockstepError(Exception):
-    """A problem that the user can fix.
+    """The error of a problem that the user can fix.
 
     Its message is one line: the file, key or tensor, the value found, and what was expected. The
     command line prints it without a traceback and exits with status 1. Whatever checks or reads
@@ -107,7 +107,7 @@ def hide(text: str) -> str:
 
 
 def without_credentials(text: str) -> str:
-    """Return a text whose addresses have neither user, password nor a query, maybe signed."""
+    """Return an error's text whose addresses have neither user, password nor a query."""
     text = re.sub(r"(\w://)[^/\s?#]*@", r"\1", text)
     return re.sub(r"(\w://[^\s?#]*)([?#]\S+)?", _without_query, text)
 

@@ -87,7 +87,7 @@ def attend(
     sequences_BT: jax.Array | None = None,
     kernel: str = "matmul",
 ) -> jax.Array:
-    """Causal attention with grouped queries: softmax(q k^T) v, the softmax in float32.
+    """Attention, a part of decoders: softmax(q k^T) v with grouped queries, float32 softmax.
 
     Args:
       q_BTKGh: Queries, already scaled.
@@ -213,7 +213,7 @@ class CachedAttention(nnx.Module):
 def _attend(
     q_BTKGh: jax.Array, k_BKSh: jax.Array, v_BKSw: jax.Array, tokens: NewTokens
 ) -> jax.Array:
-    """Return what new tokens see of all, [B * T, K * G * w], as `attend` lays it out."""
+    """Return what new tokens' attention sees of all, [B * T, K * G * w], as `attend` has it."""
     B, T, K, G, h = q_BTKGh.shape
     S, w = v_BKSw.shape[2:]
     slots_T, slots_S = tokens.used + jnp.arange(T), jnp.arange(S)

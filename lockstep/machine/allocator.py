@@ -42,7 +42,7 @@ def tune() -> None:
 
 
 def trim_after_compiling() -> None:
-    """Return unused memory to the kernel after each program that JAX compiles from now on.
+    """Return the allocator's unused memory after each program that JAX compiles from now on.
 
     Only where `tune` has set the allocator.
     """

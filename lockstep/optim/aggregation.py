@@ -108,7 +108,7 @@ def min_support(liars: int) -> AggregateFn:
 
 
 def peer_mean(values: Tree, weight: jax.Array) -> Tree:
-    """Return the mean of each element over all present peers; an unsent element counts as zero.
+    """Return the mean over all present peers of each element; an unsent one counts as zero.
 
     So a lone sender does not decide an element, but has one vote among all peers.
     """
@@ -140,7 +140,7 @@ def is_sent(x: jax.Array, weight: jax.Array) -> jax.Array:
 
 
 def middle(x: jax.Array, sent_P: jax.Array) -> jax.Array:
-    """Return the median over the peers' axis of the values that count; 0 if none does."""
+    """Return the median of peers' values that count, to aggregate; 0 if none does."""
     ranked_P, count = _ranked(x, sent_P)
     low, high = jnp.maximum(count - 1, 0) // 2, count // 2
     pair = jnp.take_along_axis(ranked_P, jnp.concatenate([low[None], high[None]]), axis=0)
@@ -274,7 +274,7 @@ def _radial(
 
 
 def _is_there(sent_P: jax.Array) -> jax.Array:
-    """Return which peers have at least one element that counts: bool [P]."""
+    """Return which peers have at least one element that counts to aggregate: bool [P]."""
     return _by_peer(jnp.any, sent_P > 0)
 
 
@@ -291,7 +291,7 @@ def _clipped(x: jax.Array, sent_P: jax.Array) -> jax.Array:
 
 
 def _squared_distances(x: jax.Array) -> jax.Array:
-    """Return the squared distances between peers, [P, P].
+    """Return the squared distances between peers' values, [P, P].
 
     A loop over peers holds P arrays at a time; all differences at once would hold P^2.
     """

@@ -148,7 +148,7 @@ def adamw(
     step_scale: Mapping[str, float] = {},
     aggregate: AggregateFn = mean,
 ) -> Optimizer:
-    """Return AdamW on the mean of all present peers' gradients: the baseline of all else.
+    """Return dense AdamW, on the mean of all present peers' gradients: the baseline of all else.
 
     With the names of `dense`:
 
@@ -197,7 +197,7 @@ def sgd(
     step_scale: Mapping[str, float] = {},
     aggregate: AggregateFn = mean,
 ) -> Optimizer:
-    """Return SGD on the mean of all present peers' gradients.
+    """Return dense SGD, on the mean of all present peers' gradients.
 
     With the names of `dense`, and as PyTorch and optax have it:
 

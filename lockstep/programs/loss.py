@@ -83,7 +83,7 @@ def _total(
 
 
 def _predicted(x_ND: jax.Array, kernel_DV: jax.Array, tokens_BT: jax.Array) -> jax.Array:
-    """Return the cross-entropy of each prediction: [B, S]."""
+    """Return the loss of each prediction, its cross-entropy: [B, S]."""
     B, T = tokens_BT.shape
     if x_ND.shape[0] * kernel_DV.shape[1] <= LARGEST:
         logits_BTV = _logits(x_ND, kernel_DV).reshape(B, T, kernel_DV.shape[1])

@@ -28,7 +28,7 @@ Item, Returned = TypeVar("Item"), TypeVar("Returned")
 
 @dataclass(frozen=True)
 class DeviceGroup:
-    """The devices that one peer computes on."""
+    """A group of devices, on which one peer's arrays are placed."""
 
     devices: tuple[jax.Device, ...]
 
@@ -175,7 +175,7 @@ def _lots(leaves: Sequence[jax.Array]) -> list[list[jax.Array]]:
 
 
 def cut(shape: tuple[int, ...], parts: int) -> Spec:
-    """Return how an array lies on `parts` devices: cut along its longest axis that they divide.
+    """Return how an array is placed on `parts` devices: cut along the longest axis they divide.
 
     Of equally long axes the last; whole where they divide none.
     """

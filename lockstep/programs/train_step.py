@@ -47,7 +47,7 @@ class PeerResult(NamedTuple):
 
 
 class Programs:
-    """The jitted programs of a task and an optimizer.
+    """The jitted programs of training, of a task and an optimizer.
 
     Args:
       steps: Who takes local steps; by default they are traced, and a peer's step is one program.
@@ -165,7 +165,7 @@ class Programs:
 
     @cached_property
     def unruled(self) -> frozenset[str]:
-        """Operations of `receive` whose bits another machine may not repeat; none of ours."""
+        """Operations of the program `receive` whose bits another machine may not repeat."""
         like = self.form.like
         messages = jax.tree.map(lambda x: jax.ShapeDtypeStruct((2, *x.shape), x.dtype), like)
         per_peer, step = jax.ShapeDtypeStruct((2,), np.int32), jax.ShapeDtypeStruct((), np.int32)

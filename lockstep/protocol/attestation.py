@@ -43,11 +43,11 @@ class Attestation:
     root: Hash  #: Merkle root over those commitments in the order of `received`, hex.
 
     def participants_filter(self, seed: int) -> Bloom:
-        """Return the filter of the peers it heard from, in the round with this seed."""
+        """Return the attestation's filter of peers heard from, in the round with this seed."""
         return _read(self.participants, _seed(seed, self.witness, "participants"))
 
     def broadcasts_filter(self, seed: int) -> Bloom:
-        """Return the filter of the commitments it holds, in the round with this seed."""
+        """Return the attestation's filter of commitments held, in the round with this seed."""
         return _read(self.broadcasts, _seed(seed, self.witness, "broadcasts"))
 
 
@@ -125,7 +125,7 @@ class Claim(NamedTuple):
 
 @dataclass(frozen=True)
 class Check:
-    """A verifier's report on a trainer's step."""
+    """A verifier's statement on a trainer's step, which it recomputed."""
 
     verifier: int
     peer: int  #: The trainer.
@@ -145,7 +145,7 @@ class Ruling:
 
 
 def settle(check: Check, claimed: Claim, rulings: Iterable[Ruling], peers: int) -> int | None:
-    """Return the loser of a dispute, the peer or the verifier; None if it stays open.
+    """Return who loses a dispute by rulings, peer or verifier; None if it stays open.
 
     More than half of the round's `peers`, the two parties among them, must report the same result.
     A peer that reports nothing agrees with nobody, so silence never ejects an honest peer.

@@ -19,7 +19,7 @@ U64 = (1 << 64) - 1
 
 
 def round_seed(run_seed: int, step: int) -> int:
-    """Return the seed of round `step`, an unsigned 64-bit integer.
+    """Return the seed from which round `step` draws its committee, 64 bits, unsigned.
 
     The first 8 bytes, little-endian, of SHA-256("lockstep/round_seed:<run_seed>:<step>").
     """
@@ -125,7 +125,7 @@ def _drawn_after(commitments: tuple[tuple[int, str], ...], words: str) -> bytes:
 
 
 def verified(random_seed: int, verifiers: Sequence[int], trainers: Sequence[int]) -> dict[int, int]:
-    """Return the trainer whose step each verifier recomputes.
+    """Return the trainer whose step each drawn verifier recomputes.
 
     Verifiers in ascending order get trainers in the order of the shuffle "verify", which starts
     over if there are fewer trainers. Without verifiers or trainers, the result is empty.

@@ -79,13 +79,13 @@ class SharedStore:
         return (STORE,)
 
     def participants(self, round_: Round, evidence: Evidence) -> Iterable[tuple[int, ExactSet]]:
-        """Yield the peers whose messages the store shows: exactly these."""
+        """Yield the peers whose messages the shared store shows: exactly these."""
         yield STORE, ExactSet(frozenset(map(participant, evidence.present(round_.peers))))
 
     def supported(
         self, round_: Round, evidence: Evidence, slots: Sequence[int], quorum: int
     ) -> tuple[set[int], dict[int, str]]:
-        """Return the messages that the store shows in time, and the liars that it proves."""
+        """Return the messages to agree on, shown by the store in time; and proven liars."""
         broken = set(evidence.broken).intersection(slots)
         liars = dict.fromkeys(broken, "no message")
         return set(slots) - broken, liars | dict.fromkeys(evidence.false_links, "false link")
@@ -101,7 +101,7 @@ Reports = ElectedWitnesses | SharedStore
 def judge(
     round_: Round, evidence: Evidence, limit: float, reports: Reports, quorum: int
 ) -> tuple[tuple[int, ...], dict[int, str]]:
-    """Return the slots of messages that everybody applies, and the proven liars with the reason.
+    """Return what a round agrees on: slots of messages that all apply, proven liars and why.
 
     These liars are ejected, on evidence that everybody can see:
 

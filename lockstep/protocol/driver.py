@@ -62,18 +62,18 @@ class RunProgress:
 
     @property
     def now(self) -> float:
-        """The simulated clock in seconds; it only moves from one transition to the next."""
+        """The simulated clock of the run in seconds; it only moves at transitions."""
         return self.state.since
 
     @property
     def unready(self) -> tuple[int, ...]:
-        """Members that could not fetch the params within the warm-up."""
+        """Members of the run that could not fetch the params within the warm-up."""
         limit = self.state.settings.warmup_time
         return tuple(peer for peer in self.joining if self.load_seconds[peer] > limit)
 
     @property
     def joining(self) -> tuple[int, ...]:
-        """Members whose first round this is, or will be."""
+        """Members of the run whose first round this is, or will be."""
         members = {record.peer for record in self.state.peers}
         return tuple(peer for peer in self.fresh if peer in members)
 
@@ -342,7 +342,7 @@ def _check(progress: RunProgress, round_: Round, evidence: Evidence) -> None:
 
 
 def _unheard(state: CoordinatorState, silent: Iterable[int], quorum: int) -> tuple[int, ...]:
-    """Return the silent members that no quorum of witnesses heard from; none without a quorum."""
+    """Return the round's silent members that no quorum heard from; none without a quorum."""
     members = [peer for peer in silent if peer in state.healthy_members]
     if not members or len(state.spoken) < quorum:
         return ()
@@ -351,7 +351,7 @@ def _unheard(state: CoordinatorState, silent: Iterable[int], quorum: int) -> tup
 
 
 def _round(progress: RunProgress) -> Round:
-    """Return the round in progress of a run in RoundTrain."""
+    """Return the driven run's round in progress, in RoundTrain."""
     state = progress.state
     plan, members = state.plan, tuple(record.peer for record in state.peers)
     return Round(

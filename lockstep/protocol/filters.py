@@ -43,7 +43,7 @@ def _places(items: tuple[bytes, ...], keys: tuple[int, ...], size: int) -> np.nd
 
 @lru_cache(maxsize=4)  # of the peers, and of the round's commitments
 def _low_hashes(items: tuple[bytes, ...]) -> np.ndarray:
-    """Return each item's FNV-1a with each key of one byte: [N, 256]."""
+    """Return each item's FNV-1a with each of a filter's keys of one byte: [N, 256]."""
     length = len(items[0]) if items else 0
     bytes_NL = np.frombuffer(b"".join(items), np.uint8).reshape(len(items), length)
     state = np.tile(np.arange(LOW, dtype=np.uint64), (len(items), 1))

@@ -116,7 +116,7 @@ class CoordinatorState:
 
     @cached_property
     def healthy_members(self) -> frozenset[int]:
-        """The members that nobody has reported as gone."""
+        """The members of this state that nobody has reported as gone."""
         return frozenset(r.peer for r in self.peers if r.state == ClientState.Healthy)
 
     @cached_property
@@ -132,12 +132,12 @@ class CoordinatorState:
 
     @cached_property
     def trainers(self) -> tuple[int, ...]:
-        """The members that train this round, in the epoch's order."""
+        """The members of this state that train this round, in the epoch's order."""
         return tuple(r.peer for i, r in enumerate(self.peers) if i not in self._verifying)
 
     @cached_property
     def verifiers(self) -> tuple[int, ...]:
-        """The members that recompute trainers' steps of this round, in the epoch's order."""
+        """The members of this state that recompute trainers' steps of this round, in order."""
         return tuple(r.peer for i, r in enumerate(self.peers) if i in self._verifying)
 
     @cached_property
@@ -148,18 +148,18 @@ class CoordinatorState:
 
     @cached_property
     def plan(self) -> Assignment:
-        """What this round trains: its batch, of the ramp's size, spread over the trainers."""
+        """What this state's round trains: a batch of the ramp's size, spread over trainers."""
         batch_size = self.settings.batch_size(self.data_index * self.max_seq_len)
         return self.closing.assign(self, batch_size)
 
     @cached_property
     def due(self) -> tuple[OnItsWay, ...]:
-        """Messages of earlier rounds that are merged in this one if they arrive in time."""
+        """Messages of earlier rounds that this state's round merges if they arrive in time."""
         return tuple(message for message in self.on_their_way if message not in self.not_due)
 
     @property
     def not_due(self) -> tuple[OnItsWay, ...]:
-        """Messages of earlier rounds whose fragment this round does not exchange."""
+        """Messages of earlier rounds whose fragment this state's round does not exchange."""
         age = self.closing.age
         return tuple(m for m in self.on_their_way if age(self.step, m.step) is None)
 
@@ -172,12 +172,12 @@ class CoordinatorState:
 
     @cached_property
     def spans(self) -> dict[int, Span]:
-        """The sequences of each message that may be merged in this round, by slot."""
+        """The sequences of each message that this state's round may merge, by slot."""
         return {self.slot_of(message): message.span for message in self.due} | self.plan.spans
 
     @property
     def deadline(self) -> float | None:
-        """Time at which `run_state` times out, seconds; None where the run is halted."""
+        """Time at which the state `run_state` times out, seconds; None where the run is halted."""
         durations = {
             RunState.WaitingForMembers: self.settings.waiting_for_members_extra_time,
             RunState.Warmup: self.settings.warmup_time,

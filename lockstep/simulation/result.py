@@ -75,7 +75,7 @@ class Result:
 
     @property
     def correlation(self) -> dict[str, np.ndarray]:
-        """Pearson's correlation of two peers' local params, mean over pairs, by step."""
+        """Pearson's correlation of simulated peers' local params, mean over pairs, by step."""
         return _columns(self.curves.correlation, CORRELATION)
 
     @property
@@ -116,7 +116,7 @@ class Result:
 
 
 class Log:
-    """A simulation's curves and their CSV files in a folder, if any, written row by row.
+    """A simulation's result in the making: curves and CSV files, if any, written row by row.
 
     `settings` is what config.json holds.
     """

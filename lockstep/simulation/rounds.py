@@ -130,7 +130,7 @@ class Measurements(Observer):
             yield jax.tree.map(np.array, local)
 
     def shown(self) -> dict[str, str]:
-        """Return what the simulation's bar shows."""
+        """Return what the simulated rounds' bar shows."""
         curves = self.log.curves
         row, measured = curves.train[-1], curves.validation[-1:]
         return {
@@ -173,7 +173,7 @@ class Measurements(Observer):
 
 
 def largest(fits: Callable[[int], bool], batch_size: int) -> int:
-    """Return the largest micro-batch of a simulation that fits: batch_size, its half, and so on."""
+    """Return the largest micro-batch of a simulated round that fits: batch_size, its half, ..."""
     size = batch_size
     while not fits(size):
         if size == 1:
@@ -259,7 +259,7 @@ class SavedSimulation:
 
 
 class Problem(NamedTuple):
-    """What is simulated: programs of a `LossTask`, from these params, measured on `held_out`."""
+    """What is simulated in rounds: programs of a `LossTask`, params, and what is measured."""
 
     arguments: Arguments
     settings: RoundSettings

@@ -36,7 +36,7 @@ class Rows(Protocol):
     """The rows of a run's data, or some of them: `Sequences`, or those that a bundle holds."""
 
     def take(self, indices_N: np.ndarray) -> Tree:
-        """Return the rows at these indices of the run's order: arrays [N, ...]."""
+        """Return the rows at these indices that peers train on, in the run's order."""
 
 
 def work_of(
@@ -104,7 +104,7 @@ class RunningPeers(Protocol):
         """
 
     def part(self, members: Set[int]) -> tuple[int, ...]:
-        """Release the members that asked to leave, and return them."""
+        """Release the peers that asked to leave, and return them."""
 
     def step(self, steps: RoundSteps[M]) -> dict[int, StepResult[M]]:
         """Take the step of every peer that has work; a peer that is lost meanwhile is absent."""
@@ -133,7 +133,7 @@ class RunningPeers(Protocol):
         """Have a peer of the run take over what the others agree on, with a new own state."""
 
     def take_back(self, members: Set[int]) -> None:
-        """Let members that were silent, and are back, continue from their new state."""
+        """Let peers that were silent, and are back, continue from their new state."""
 
     def restart(self, peer: int) -> None:
         """Give a peer that was silent a new state of its own, at the others' params."""

@@ -43,7 +43,7 @@ class Checked(NamedTuple):
 
 @dataclass(frozen=True)
 class Agreement:
-    """How a run's peers agree on a round: honest ones by the rules, faulty ones as scheduled."""
+    """How a swarm agrees on a round: honest peers by the rules, faulty ones as scheduled."""
 
     settings: RoundSettings
     peers: RunningPeers
@@ -51,7 +51,7 @@ class Agreement:
     timed: Callable[[str], AbstractContextManager[None]]
 
     def reach(self, evidence: Evidence, round_: Round, work: Mapping[int, Work]) -> Evidence:
-        """Return the evidence with what witnesses attest, verifiers find and others rule.
+        """Reach agreement: return the evidence with what witnesses, verifiers and others say.
 
         `work` is each peer's. Only now, when all have committed to their messages, the steps to
         check are drawn, and only now their peers are asked for the state before them.
@@ -157,7 +157,7 @@ class Exchanged(NamedTuple):
 
 
 class NotFiniteError(Exception):
-    """No peer's loss, or no peer's message, is finite: training diverged."""
+    """No loss, or no message, of the swarm is finite: training diverged."""
 
 
 class Swarm:
@@ -282,7 +282,7 @@ class Swarm:
         return progress, applicants, round_
 
     def _sent_off(self, progress: RunProgress) -> tuple[int, ...]:
-        """Return present peers that left the epoch because no witness spoke; they ask again."""
+        """Return the swarm's peers that left since no witness spoke; they ask again."""
         away = self.faults.away(progress.state.step) | self.peers.absent | {*progress.left}
         exited = progress.state.exited
         gone = (record.peer for record in exited if record.state == ClientState.Withdrawn)
@@ -323,7 +323,7 @@ class Swarm:
     def _step(
         self, assigned: Mapping[int, Work], round_: Round
     ) -> tuple[dict[int, StepResult[Sent]], float | None]:
-        """Return the results of all peers with work, and their mean loss.
+        """Return the results of all the swarm's peers with work, and their mean loss.
 
         A peer is lost if its loss is not finite or its message is invalid, unless all are.
         """
@@ -398,7 +398,7 @@ class Swarm:
     # ---- After a round ----
 
     def kept_payloads(self, delivered: Delivered) -> tuple[dict[int, bytes], dict[int, bytes]]:
-        """Return the messages that are kept, and equivocators' other messages."""
+        """Return the swarm's messages that are kept, and equivocators' other messages."""
         if not self.peers.programs.form.kept:
             return {}, {}
         return _payloads(delivered.sent), _payloads(delivered.others)
@@ -421,7 +421,7 @@ def mean_loss(losses: Mapping[int, float], weights: Mapping[int, int]) -> float 
 
 
 def evidence_of(work: RoundWork, delivered: Delivered) -> Evidence:
-    """Return what was sent and when it arrived; no attestations yet."""
+    """Return the swarm's evidence of what was sent and when it arrived; no attestations yet."""
     sent, others, receivers = delivered.sent, delivered.others, delivered.receivers
     return Evidence(
         messages={p: _message(packet, state=work.results[p].state) for p, packet in sent.items()},

@@ -54,7 +54,7 @@ class StartingPoint(NamedTuple):
 
     @property
     def absent(self) -> tuple[int, ...]:
-        """The peers whose process was gone; release 0.1 did not record them."""
+        """The peers whose process was gone at the loop's checkpoint; 0.1 had no record of them."""
         return tuple((self.extras or {}).get("absent", ()))
 
     @property
@@ -111,7 +111,7 @@ class Record:
         *,
         save: bool,
     ) -> None:
-        """Append a round, and take the snapshot and the checkpoint that are due after it.
+        """Record a round, and take the snapshot and the checkpoint that are due after it.
 
         `state` returns a copy of the whole state after it, `extras` what else a checkpoint holds;
         with `save` a checkpoint is saved even if it is not due.
@@ -228,7 +228,7 @@ class TrainingLoop:
         return True
 
     def _extras(self) -> dict:
-        """Return what a checkpoint holds in addition to the state.
+        """Return what the loop's checkpoint holds in addition to the state.
 
         The transcript has the coordinator's state; these are facts about the peers.
         """

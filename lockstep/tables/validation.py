@@ -108,7 +108,7 @@ def _first_error(error: ValidationError, document: Any, root: type[BaseModel]) -
 
 
 def _is_short_by_errors(err: Any, error: ValidationError) -> bool:
-    """Whether a list has too few items only because some are wrong, which is reported too."""
+    """Whether a rejected list is too short only because some items are wrong."""
     size = len(err["loc"])
     return err["type"] == "too_short" and any(
         other["loc"][:size] == err["loc"] and len(other["loc"]) > size for other in error.errors()
@@ -116,7 +116,7 @@ def _is_short_by_errors(err: Any, error: ValidationError) -> bool:
 
 
 def _is_misspelt(error: Any, document: Any, root: type[BaseModel]) -> bool:
-    """Whether an error is an unknown key, while a known key of nearly the same name is missing."""
+    """Whether a rejected key is unknown, while one of nearly the same name is missing."""
     if error["type"] != "extra_forbidden":
         return False
     path, _ = _locate(error["loc"], document, missing=False)
@@ -168,7 +168,7 @@ def _near(word: object, names: Collection[str]) -> list[str]:
 
 
 def _locate(path: tuple, document: Any, *, missing: bool) -> tuple[tuple, Any]:
-    """Return the part of pydantic's path that is in the document, and the value at its end.
+    """Return the part of a rejected value's path that is in the document, and the value there.
 
     The rest are names of the models' own: of a union's branch, or of the field that a bare value
     stands for, such as `path` in `Local = "folder"`.

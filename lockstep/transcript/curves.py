@@ -21,7 +21,7 @@ COLUMNS = {
 
 
 class Totals:
-    """What a run has trained on and sent so far, and so the row of each round in turn.
+    """What a run has trained on and sent so far, and so the curves' row of each round in turn.
 
     step: The round, from 1.
     loss: Mean over peers, at the params before the round, nats per token; None if nobody trained.
@@ -73,7 +73,7 @@ def rows(transcript: Transcript) -> list[dict]:
 
 
 def trained(rows: list[dict]) -> list[dict]:
-    """Return the rows of the rounds in which anybody trained, the lines of loss.tsv."""
+    """Return the curves' rows of rounds in which anybody trained, the lines of loss.tsv."""
     return [row for row in rows if row["loss"] is not None]
 
 
@@ -111,7 +111,7 @@ def write(rows: list[dict], before: Header, learning_rate: LearningRate, folder:
 
 
 def metrics(rows: list[dict], transcript: Transcript, params: dict, local_steps: int = 1) -> dict:
-    """Return the numbers of metrics/train.json; bytes are per peer and round, as on the wire.
+    """Return the curves' numbers of metrics/train.json; bytes are per peer and round.
 
     Plain data parallelism sends the whole gradient in float32 after each of the round's
     `local_steps`.

@@ -40,7 +40,7 @@ class Header(Table):
 
 
 class EpochParams(Table):
-    """The params that ended an epoch, once a member has stored them."""
+    """An entry's params that ended an epoch, once a member has stored them."""
 
     peer: int
     """The member."""
@@ -49,7 +49,7 @@ class EpochParams(Table):
 
 
 class Entry(Table):
-    """A line of rounds.jsonl: one round.
+    """An entry: a line of rounds.jsonl, one round.
 
     What release 0.1 does not know is absent where it is empty, so that it reads such rounds.
     """

@@ -324,7 +324,7 @@ class Transcript:
         return self._snapshot(step) / f"own-{peer:03}.safetensors"
 
     def begins_anew(self, window: Window, peer: int) -> bool:
-        """Return whether a peer's work in a window depends on nothing that it owned before."""
+        """Return whether a peer's work in the transcript's window needs nothing from before."""
         for entry in self.window(window):
             if peer in entry.round.joined or peer in entry.evidence.silent:
                 return True

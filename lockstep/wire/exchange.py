@@ -27,7 +27,7 @@ class Asked(IntEnum):
 
 
 class Sent(NamedTuple):
-    """What a peer sends: its message, and what somebody asks of it."""
+    """What a peer sends in an exchange: its message, and what somebody asks of it."""
 
     payload: Buffer | None  # its bytes; None if nobody reads them
     commitment: bytes  # to the message; empty if nobody reads it

@@ -12,7 +12,7 @@ from lockstep.wire import message as wire
 
 
 class MessageFacts(NamedTuple):
-    """What stands in place of a message's bytes.
+    """The facts of a message, which stand in place of its bytes.
 
     Attributes:
       largest: Its largest magnitude, see `bound`; infinite or NaN if a value is not finite.

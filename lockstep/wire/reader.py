@@ -48,7 +48,7 @@ class ByteReader:
 
 
 def little(array: np.ndarray) -> Buffer:
-    """Return an array's bytes, which are not copied where they lie in this order already."""
+    """Return an array's bytes in the order that readers expect, not copied where they lie so."""
     array = np.asarray(array)
     array = np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<"), copy=False))
     return array.reshape(-1).view(np.uint8).data

@@ -354,7 +354,7 @@ class Processes(Carrier):
 
 
 def _end(children: list[subprocess.Popen], seconds: float = 3.0) -> None:
-    """Wait for children that were asked to end; terminate, then kill those that do not."""
+    """Wait for the carrier's children that were asked to end; terminate, then kill the others."""
     until = time.monotonic() + seconds
     for child in children:
         try:

@@ -76,7 +76,7 @@ class Secret(Table):
 
 
 class PeerSecret(Secret):
-    """Keys that the processes of one peer need."""
+    """The channel's keys that the processes of one peer need."""
 
     peer: Annotated[int, Field(ge=0)]
     """Number of the peer."""
@@ -144,7 +144,7 @@ def _new_key() -> str:
 
 
 def endpoint(address: str, least: int = 1) -> str:
-    """Return tcp://HOST:PORT of an address with or without tcp://; `least` is the lowest port."""
+    """Return the channel's tcp://HOST:PORT of an address; `least` is the lowest port."""
     match = re.fullmatch(r"(?:tcp://)?([^:/\s]+):([0-9]{1,5})", address)
     if not match or not least <= int(match[2]) < 2**16:
         raise LockstepError(f"{brief(address)}: expected HOST:PORT, a port from {least} to 65535")
@@ -282,7 +282,7 @@ class Line:
         self.context.destroy(linger=1000)
 
     def _look(self) -> None:
-        """Take note of what became of the connection, and make another when it is time."""
+        """Take note of what became of the channel's connection; make another in time."""
         now = time.monotonic()
         while self.events.poll(0):
             event = recv_monitor_message(self.events)["event"]
@@ -367,7 +367,7 @@ def _prepared(socket: zmq.Socket) -> zmq.Socket:
 
 
 class Door:
-    """A bound on the connections that the trainer has open with whoever knows no key.
+    """A bound on the channel's connections that the trainer has with whoever knows no key.
 
     ZeroMQ accepts all that come, and each costs a descriptor, and memory for one frame, until its
     handshake ends. A thread watches the socket, which is not bound yet, and cuts off the oldest of
@@ -389,7 +389,7 @@ class Door:
         self._thread.start()
 
     def note_connection(self, place: Place, descriptor: int) -> None:
-        """Take note of the connection over which a peer's process spoke."""
+        """Take note of the channel's connection over which a peer's process spoke."""
         with self._lock:
             self._peers[place] = descriptor
 

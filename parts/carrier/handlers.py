@@ -71,7 +71,7 @@ def _form(array: np.ndarray) -> str:
 
 
 class Operations:
-    """A peer's state in its process, and what is done with it.
+    """The handlers of operations: a peer's state in its process, and what is done with it.
 
     The arguments are those of `requests.Create`. Operation NAME is done by method `_NAME`, which
     takes the operation's table and then its trees.
@@ -98,7 +98,7 @@ class Operations:
         return outcome if jax.process_index() == 0 else Outcome(outcome.values)
 
     def _like(self, request: PeerRequest) -> dict[str, Tree]:
-        """Return trees like those that a request brings, by the names that errors give them."""
+        """Return trees like those that a handled request brings, by the names that errors give."""
         if isinstance(request.values, requests.Optimize):
             names = [f"message of peer {peer}" for peer in request.values.peers]
             return dict.fromkeys(names, self.programs.form.like)

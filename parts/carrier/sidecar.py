@@ -51,12 +51,12 @@ class Rank(NamedTuple):
 
 
 def _own(tables: dict) -> runfile.Run:
-    """Return the run of a trainer that started this process itself."""
+    """Return the run of a trainer that started this sidecar itself."""
     return runfile.parse(tables, "create")
 
 
 def _of_others(own: Path | None, tables: dict) -> runfile.Run:
-    """Return the run of a trainer that somebody else may have started.
+    """Return a sidecar's run of a trainer that somebody else may have started.
 
     `own` is a run file of who starts this process: `[runtime]` is from there, and its workload is
     the only one that runs here.
@@ -70,7 +70,7 @@ def _of_others(own: Path | None, tables: dict) -> runfile.Run:
 
 
 class PeerProcess:
-    """The process of a peer: it reads requests, has them done and answers them."""
+    """A sidecar, the process of a peer: it reads requests, has them done and answers them."""
 
     def __init__(self, peer: int, rank: Rank = Rank(), read: Reader = _own):  # noqa: B008 (it is immutable)
         self.peer, self.rank, self.read = peer, rank, read
@@ -148,7 +148,7 @@ class PeerProcess:
         return Operations(run, create.model, create.first_step, create.columns)
 
     def _join(self, gang: str, seconds: float) -> None:
-        """Join the peer's other processes, once, before JAX sees a device."""
+        """Join the sidecars of the same peer, once, before JAX sees a device."""
         if self._gang:
             raise LockstepError(
                 "this process belongs to another start of its peer, expected a new process; start "
@@ -201,7 +201,7 @@ def serve(sidecar: PeerProcess, line: Line, wait_seconds: float = WAIT_SECONDS) 
 
 
 class _TrainerWatch:
-    """Report, once each time, that the process has no trainer, and give up after a while."""
+    """Report that the sidecar has no trainer, once each time, and give up after a while."""
 
     def __init__(self, line: Line, wait_seconds: float):
         self.line, self.wait_seconds = line, wait_seconds

@@ -110,7 +110,7 @@ def plain_rows(table: Sequence[Row]) -> list[Row]:
 
 
 def row_pairs(compare: Compare, table: Sequence[Row]) -> list[Difference]:
-    """Return the differences of each two rows without failures that did not diverge.
+    """Return the differences of each two rows of the table that did not diverge.
 
     Tested are those that the file names, or all.
     """
@@ -119,14 +119,14 @@ def row_pairs(compare: Compare, table: Sequence[Row]) -> list[Difference]:
 
 
 def failure_costs(table: Sequence[Row]) -> list[Difference]:
-    """Return what each failure adds to the loss of each method, where no seed diverged."""
+    """Return what each failure adds to a row's loss, where no seed diverged."""
     losses = {row.name: row.losses for row in table if not math.isinf(row.mean)}
     named = [(row.method, row.name) for row in table if row.failure != NO_FAILURE]
     return differences(losses, [pair for pair in named if {*pair} <= {*losses}])
 
 
 def unbeaten(table: Sequence[Row], pairs: Sequence[Difference]) -> list[Row]:
-    """Return the rows that nothing is shown to beat for their bytes, of those without failures.
+    """Return the table's rows that nothing is shown to beat for their bytes, without failures.
 
     Each row with a lower mean loss and at most 1.1 times the bytes was tested against it, by
     `pairs` of `row_pairs`, and not told apart.
@@ -145,7 +145,7 @@ def unbeaten(table: Sequence[Row], pairs: Sequence[Difference]) -> list[Row]:
 
 
 def whole_gradients(table: Sequence[Row]) -> Row | None:
-    """Return the best row whose peers send whole gradients, of those without failures."""
+    """Return the table's best row whose peers send whole gradients, without failures."""
     finite = [row for row in plain_rows(table) if not math.isinf(row.mean)]
     whole = [row for row in finite if (row.bits("bytes_up") or 0) >= WHOLE]
     return min(whole, key=lambda row: row.mean, default=None)

@@ -31,7 +31,7 @@ Ended = Mapping[str, Any]  # the result of a training
 
 
 class PlannedTraining(NamedTuple):
-    """A training of a comparison."""
+    """A training of a comparison, with what it is of."""
 
     method: str
     trial: int | None  # its number in the search, from 0; None of a seed that is scored
@@ -40,7 +40,7 @@ class PlannedTraining(NamedTuple):
 
     @classmethod
     def in_plan(cls, entry: Mapping[str, Any]) -> "PlannedTraining":
-        """Return the training of a plan's entry, which has its fields."""
+        """Return the compared training of a plan's entry, which has its fields."""
         return cls(*(entry[name] for name in cls._fields))
 
     @property
@@ -88,7 +88,7 @@ class Decided(NamedTuple):
 def tried(
     compare: Compare, method: str, results: Sequence[Ended]
 ) -> dict[search.Point, float | None]:
-    """Return what the search of a method tried, of results that begin with those of its trials."""
+    """Return what a method's search tried, by the trainings' results that begin with trials."""
     count = min(len(trials(compare, method)), len(results))
     losses = [result["loss"] for result in results[:count]]
     return search.searched(compare.methods[method].search, losses)
@@ -139,7 +139,7 @@ def card_of_method(compare: Compare, name: str, values: Mapping[str, float]) -> 
 def document(
     compare: Compare, base: runfile.Run, training: PlannedTraining, decision: Decided
 ) -> dict[str, Any]:
-    """Return the tables of a training's run file, with the values that were decided.
+    """Return the tables of a compared training's run file, with the values that were decided.
 
     `base` is the run of `compare.base`.
     """
@@ -192,7 +192,7 @@ def digest(*parts: object) -> str:
 
 
 def changed(base: runfile.Run, compare: Compare) -> runfile.Run:
-    """Return the run with the comparison's peers, all of which it awaits, and its model.
+    """Return a compared training's run with the comparison's peers and model.
 
     Fresh weights are not pinned in it, since each seed draws its own.
     """

@@ -38,7 +38,7 @@ class Limits(NamedTuple):
 
 
 class PublicListing(NamedTuple):
-    """A publication whose list is here and was checked."""
+    """A publication to fetch whose list is here and was checked."""
 
     publication: Publication
     uri: str  # its place: an address without a query, or a package URL with the hub's commit
@@ -61,7 +61,7 @@ class PublicListing(NamedTuple):
 
 
 def find(source: str, cache: Path, limits: Limits, *, signed: bool = False) -> PublicListing:
-    """Find a publication, named as `FORM` says, and check its list of files.
+    """Find a publication to fetch, named as `FORM` says, and check its list of files.
 
     `signed` says whether a web server is asked for a signature.
 

@@ -179,7 +179,7 @@ def _is_known(name: str, exported: tuple[str, ...] | None) -> bool:
 
 
 def packed_name(original: str) -> str:
-    """Return the name under which a file of a transcript is published."""
+    """Return the published name of a packed file of a transcript."""
     if original == ROUNDS_FILE:
         return original + GZIP
     if original.rpartition("/")[2].startswith("own-"):
@@ -238,7 +238,7 @@ def draw(
     kept: bool,
     show_own: bool,
 ) -> list[DrawnWindow]:
-    """Draw `count` windows to publish with a seed of `seed_of`.
+    """Draw `count` windows for a publication, with a seed of `seed_of`.
 
     Where peers do not show what they own (`Reports.show_own`), they are first windows.
 
@@ -276,7 +276,7 @@ class ReaderAsks(NamedTuple):
 
 
 def choose(publication: Publication, asks: ReaderAsks) -> list[str]:
-    """Choose the windows to repeat, by the names of their rows, before anything is fetched.
+    """Choose the published windows to repeat, by the names of their rows, before any is fetched.
 
     Those are all that are published or, with a number of `windows` or a reader's own `seed`, so
     many (1 by default) that the seed and the hash of the rounds draw among them. A seed that the
@@ -318,7 +318,7 @@ def not_needed(publication: Publication, chosen: list[str]) -> set[str]:
 
 
 def matmul_precision(folder: Path) -> str | None:
-    """Return the precision of matrix products that a publication was trained with, or None.
+    """Return the precision of matrix products that a published run was trained with.
 
     It is a setting, not a property of a machine, so the reader adopts it: otherwise a header that
     names another one would be reason enough to compare nothing.

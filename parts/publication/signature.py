@@ -105,7 +105,7 @@ class SignedStatement(_Part):
 
 
 def check_private(key: Path) -> None:
-    """Check that a file has a private key that can sign, and that the library is installed."""
+    """Check that a file has a private key for a signature, and that the library is installed."""
     _key(key, "private")
 
 
@@ -191,7 +191,7 @@ def check(signature: bytes | None, digests: dict[str, str], key: Path | None) ->
 
 
 def fingerprint(public: "ec.EllipticCurvePublicKey") -> str:
-    """Return the SHA-256 of a public key in PEM, as `sha256sum` prints for openssl's file."""
+    """Return the SHA-256 of a signature's public key in PEM, as `sha256sum` prints it."""
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
     return hashlib.sha256(
@@ -235,7 +235,7 @@ def _digest(sha256: str | None) -> str:
 
 
 def _signed_bytes(payload: bytes) -> bytes:
-    """Return DSSE's pre-authentication encoding of the signed bytes."""
+    """Return the bytes under the signature, DSSE's pre-authentication encoding of these."""
     return f"DSSEv1 {len(PAYLOAD)} {PAYLOAD} {len(payload)} ".encode() + payload
 
 

@@ -47,7 +47,7 @@ def verify(
     own: ReaderFiles,
     max_gb: int,
 ) -> Verified:
-    """Check a publication whose files match its list.
+    """Verify a publication whose files match its list.
 
     Files of windows that were not chosen may be missing. The transcript's files may have at most
     `max_gb` 10^9 bytes together.
@@ -193,7 +193,7 @@ def _seed_of(publication: Publication, seed: str | None, beacon: Beacon | None) 
 def check_made(
     folder: Path, publication: Publication, transcript: Transcript, unpacked: Unpacked
 ) -> dict[str, MadeFile]:
-    """Check that stages read each other's results and left these files; return the made files."""
+    """Check to verify that stages read each other's results; return the made files."""
     stages = [stage for stage in STAGES if layout.made(stage) in publication.files]
     made = {stage: layout.read_made(folder, stage) for stage in stages}
     for stage, file in made.items():

@@ -209,7 +209,7 @@ def _load(manager: "TaskManager", spec: str) -> "TaskDict":
 
 @cache
 def _finder() -> "_Finder":
-    """The one finder of a process, since a training may ask several times."""
+    """The one finder of tasks of a process, since a training may ask several times."""
     return _Finder()
 
 

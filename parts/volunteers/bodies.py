@@ -51,7 +51,7 @@ class RunDocument(Body):
 
 
 class Admission(Body):
-    """peers/007/000.json: who has a slot from the next round on; the next of them replaces it."""
+    """A signed body, peers/007/000.json: who has a slot from the next round on, until the next."""
 
     kind: ClassVar[str] = "admission"
     run: Hash
@@ -69,7 +69,7 @@ class Admission(Body):
 
 
 class SlotBody(Body):
-    """What a peer puts in a round, signed: rounds/00000123/007.SLOT."""
+    """A signed body that a peer puts in a round: rounds/00000123/007.SLOT."""
 
     slot: ClassVar[str]
     run: Hash
@@ -81,12 +81,12 @@ class SlotBody(Body):
 
     @property
     def place(self) -> tuple[Hash, int, int]:
-        """Run, round and peer, for whose slot alone it is."""
+        """Run, round and peer, for whose slot alone the signed body is."""
         return self.run, self.round, self.peer
 
 
 class MessageRecord(SlotBody):
-    """rounds/00000123/007.record: what a payload is the message of."""
+    """A signed body, rounds/00000123/007.record: what a payload is the message of."""
 
     kind = slot = "record"
     span: Annotated[tuple[Int63, Int63], AsTuple]
@@ -108,7 +108,7 @@ class MessageRecord(SlotBody):
 
 
 class JoinRequest(SlotBody):
-    """rounds/00000123/007.join: asks to take part."""
+    """A signed body, rounds/00000123/007.join: asks to take part."""
 
     kind = slot = "join"
     environment: Annotated[dict[str, str], Field(max_length=64)]
@@ -118,13 +118,13 @@ class JoinRequest(SlotBody):
 
 
 class LeaveNotice(SlotBody):
-    """rounds/00000123/007.leave: takes no part from the next round on."""
+    """A signed body, rounds/00000123/007.leave: takes no part from the next round on."""
 
     kind = slot = "leave"
 
 
 class ShownState(SlotBody):
-    """rounds/00000123/007.shown: what its peer owned after the round lies below `own/`."""
+    """A signed body, rounds/00000123/007.shown: what its peer owned lies below `own/`."""
 
     kind = slot = "shown"
     index: Hash
@@ -132,7 +132,7 @@ class ShownState(SlotBody):
 
 
 class CollectedNotice(Body):
-    """collected/0000.json: the lab removed payloads and states that are no longer needed."""
+    """A signed body, collected/0000.json: the lab removed what is no longer needed."""
 
     kind: ClassVar[str] = "collected"
     run: Hash

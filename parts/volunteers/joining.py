@@ -122,7 +122,7 @@ def open_run(address: str, run_file: Path, root: Path, key_file: Path, seal: Pat
 
 
 def join(address: str, root: Path, key_file: Path, max_gb: int, *, from_state: bool) -> None:
-    """Take part in a run, up to its last round.
+    """Join a run, up to its last round.
 
     Its data and checkpoint may have `max_gb` 10^9 bytes together. With `from_state` it begins after
     the newest state in the store.

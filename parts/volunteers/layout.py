@@ -54,7 +54,7 @@ def link_bytes(slots: int) -> int:
 
 
 def signed_bytes(what: str, slots: int) -> int:
-    """Return the length of a kind of `KINDS` that is signed, in a run with so many slots."""
+    """Return the length in a store of a kind of `KINDS` that is signed, in a run's slots."""
     return SIGNED[what] if what in SIGNED else link_bytes(slots)
 
 
@@ -64,7 +64,7 @@ def round_folder(step: int) -> str:
 
 
 def of_peer(step: int, peer: int, what: str) -> str:
-    """Return the name under which a peer puts something in a round; `what` is one of `KINDS`."""
+    """Return the name in the store of what a peer puts in a round; `what` is one of `KINDS`."""
     return f"{round_folder(step)}{peer:03}.{what}"
 
 
@@ -128,7 +128,7 @@ def count(is_there: Callable[[int], bool]) -> int:
 
 
 def names_by_peer(names: Iterable[str], what: str) -> dict[int, str]:
-    """Pick the names of one kind, such as "record", from the names of a round.
+    """Pick the stored names of one kind, such as "record", from those of a round.
 
     Returns:
       Peer -> name.

@@ -23,7 +23,7 @@ MOST_HEADER = 2**20  # bytes of a state's file before its arrays
 
 
 class StateError(RequestError):
-    """What a peer owned before a window is not there, or not what it committed to.
+    """A window cannot be replayed: what its peer owned is not there, or not what it said.
 
     is_its_fault: Whether only the peer can have done it.
     """

@@ -154,7 +154,7 @@ def _check(setup: Setup, document: RunDocument, address: str) -> None:
 
 
 def _test(setup: Setup, document: RunDocument, address: str) -> None:
-    """Check that this machine takes a step as the lab's did, where all are to do so."""
+    """Check that this machine takes a step as the stored run's lab did, where all are to do so."""
     if document.self_test is not None and (result := self_test(setup)) != document.self_test:
         raise LockstepError(
             f"a first step here gives {result[:12]}, expected {document.self_test[:12]} as in "

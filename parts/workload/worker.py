@@ -109,17 +109,17 @@ class Worker:
 
     @property
     def evaluates(self) -> bool:
-        """Whether the workload has its own metrics, as those written for burn_p2p have."""
+        """Whether the worker's workload has its own metrics, as those for burn_p2p have."""
         return "evaluate" in self.capabilities or GRADIENT not in self.capabilities
 
     @property
     def measures(self) -> bool:
-        """Whether the workload can measure the loss of any row."""
+        """Whether the worker's workload can measure the loss of any row."""
         return "measure" in self.capabilities and GRADIENT in self.capabilities
 
     @property
     def capabilities(self) -> tuple[str, ...]:
-        """What the workload can do."""
+        """What the worker's workload can do."""
         return self.ask(lambda session: session.process.hello.capabilities)
 
     @property
@@ -147,7 +147,7 @@ class Worker:
         return self._to_count
 
     def init(self) -> Tree:
-        """Return the workload's initial params: nested dicts of float32 arrays."""
+        """Return the initial params of the worker's workload: nested dicts of float32 arrays."""
 
         def ask(session: WorkerSession) -> Tree:
             if session.arrays is None:
@@ -209,7 +209,7 @@ class Worker:
         return np.array(losses, np.float32), np.array(counts) if counts else None
 
     def evaluate(self, params: Tree, split: str) -> Metrics:
-        """Return the workload's own metrics at these params, on a split of the data."""
+        """Return the own metrics of the worker's workload at these params, on a split."""
 
         def ask(session: WorkerSession) -> Metrics:
             if session.arrays is None:
@@ -222,7 +222,7 @@ class Worker:
         return self.ask(ask)
 
     def dataset(self) -> dict[str, dict[str, np.ndarray]]:
-        """Return the workload's own data: arrays [N, ...] by split and name, from their files."""
+        """Return the data of the worker's workload: arrays [N, ...] by split and name."""
 
         def ask(session: WorkerSession) -> dict[str, dict[str, np.ndarray]]:
             return {split: self._arrays_of(session, split) for split in ("train", "held_out")}
@@ -234,7 +234,7 @@ class Worker:
         return self.ask(lambda session: self._count_statistics(session, params, again=True))
 
     def save(self, params: Tree, folder: Path) -> None:
-        """Have the workload write its model, at these params, into an empty folder."""
+        """Have the worker's workload write its model, at these params, into an empty folder."""
 
         def ask(session: WorkerSession) -> None:
             self._count_statistics(session, params)
@@ -302,7 +302,7 @@ class Worker:
         return text.replace(log_file, str(copy))
 
     def _facts_of_files(self) -> dict[Path, tuple]:
-        """Return size, time and inode of its code, and of what the run begins with."""
+        """Return size, time and inode of the worker's code, and of what the run begins with."""
         # before a run begins, stage convert may be making its result beside another stage
         init = self.shards.parent / Path(OUT["convert"]).name
         initial = walk(init) if self.expected and init.is_dir() else ()
@@ -314,7 +314,7 @@ class Worker:
         return facts
 
     def _check_imports(self, process: WorkerProcess) -> None:
-        """Check that all that it has imported from workloads/ is in the hash of its code."""
+        """Check that all that the worker imported from workloads/ is in its code's hash."""
         if not process.hello.files:  # burn_p2p's worker does not say
             return
         try:

@@ -63,7 +63,7 @@ def whose_seed(run: runfile.Run) -> Literal["auditor", "beacon", "transcript"]:
 def groups(
     run: runfile.Run, transcript: Transcript, windows: Iterable[Window], kept: bool
 ) -> list[list[tuple[Window, int]]]:
-    """Return the windows that can be drawn, with their peers: in others nobody sent a message.
+    """Return the windows that a sample can draw, with their peers: in others nobody sent a message.
 
     If messages are not `kept`, a window is replayed for all its peers or none.
     """

@@ -20,7 +20,7 @@ from pipeline.audit import sample
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that differs from what an honest run would have."""
+    """A finding of an audit: something that differs from what an honest run would have."""
 
     round: int
     peer: int | None  # to blame; None: the transcript's author

@@ -101,7 +101,7 @@ def trained_nothing(verdict: dict) -> bool:
 
 
 def caught(verdict: dict) -> str:
-    """Return how many peers lied to no effect, as in "3 liars caught, 2 of them ejected"."""
+    """Return how many peers lied to no effect, in words: 3 liars caught, 2 of them ejected."""
     liars = {finding["peer"] for finding in verdict["findings"]}
     ejected = liars & {int(peer) for peer in verdict["ejected"]}
     text = f"{_count(len(liars), 'liar')} caught"
@@ -154,7 +154,7 @@ def share(verdict: dict) -> float:
 
 
 def sampled(verdict: dict) -> str:
-    """Return how surely a lie is found, and on what condition; empty without a draw."""
+    """Return in words how surely a lie is found, and on what condition; empty without a draw."""
     if not (s := share(verdict)):
         return ""
     chances = ", ".join(f"{chance(s, n):.2f} for n = {n}" for n in FALSE_WINDOWS)
@@ -166,7 +166,7 @@ def sampled(verdict: dict) -> str:
 
 
 def stated(verdict: dict) -> str:
-    """Return which parts of a transcript nobody recomputes: they are its author's word."""
+    """Return in words which parts of a transcript nobody recomputes: they are its author's word."""
     text = STATED
     if not verdict["messages_kept"]:
         text += ", whose bytes were no message"
@@ -175,7 +175,7 @@ def stated(verdict: dict) -> str:
 
 
 def seed_origin(verdict: dict) -> str:
-    """Return who chose the sample's seed, and what that choice does not protect against."""
+    """Return in words who chose the sample's seed, and from what that does not protect."""
     if verdict["sample_seed_of"] == "auditor":
         return "the auditor's own"
     if verdict["sample_seed_of"] == "beacon":
@@ -200,7 +200,7 @@ def absences(verdict: dict) -> list[tuple[str, str]]:
 
 
 def peers(numbers: int | Sequence[int]) -> str:
-    """Return the name of one peer or of several: peer 2; peers 0, 1 and 3."""
+    """Return peers in words: peer 2; peers 0, 1 and 3."""
     *others, last = [numbers] if isinstance(numbers, int) else numbers
     return f"peers {', '.join(map(str, others))} and {last}" if others else f"peer {last}"
 

@@ -129,7 +129,7 @@ class Compressor:
         return dct.remove(coefficients, self.layout(path, coefficients), index_NK)
 
     def first_positions(self, path: KeyPath, leaf: jax.Array) -> jax.Array:
-        """Return the first positions of each block, index_NK: of the shape of what is sent."""
+        """Return the first positions of a compressor's blocks, index_NK: as what is sent."""
         layout = self.layout(path, leaf)
         count = min(self.topk, layout.area)
         positions_K = jnp.arange(count, dtype=dct.index_dtype(layout.area))
@@ -152,7 +152,7 @@ def coefficients_of(message: Selection) -> Coefficients:
 
 
 def _packed(flags_N: jax.Array) -> jax.Array:
-    """Return flags of blocks as integers of `BITS` bits each, the first the lowest, in float32."""
+    """Return flags of a compressor's blocks as integers of `BITS` bits, in float32."""
     flags = jnp.pad(flags_N, (0, -len(flags_N) % BITS)).reshape(-1, BITS)
     return jnp.sum(flags << jnp.arange(BITS), axis=1).astype(jnp.float32)
 

@@ -103,7 +103,7 @@ class CompressedMomentum:
         return jax.tree.map_with_path(stepped, params, delta)
 
     def updates(self, params: Tree, directions: Tree, step: jax.Array, lr_step: jax.Array) -> Tree:
-        """Return -scale[group] * (lr(lr_step) * direction + lr(step) * weight_decay * theta)."""
+        """Return DisTrO's -scale * (lr(lr_step) * direction + lr(step) * weight_decay * theta)."""
         rates = self.rate(lr_step), self.rate(step) * self.weight_decay
 
         def update(path: KeyPath, theta: jax.Array, d: jax.Array) -> Any:

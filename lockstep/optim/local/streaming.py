@@ -228,7 +228,7 @@ ADOPT = ("overwrite", "blend", "carry")
 
 
 class CarriedState(NamedTuple):
-    """A peer's own state in `decoupled_diloco` with adopt = "carry".
+    """A peer's own state in streaming `decoupled_diloco` with adopt = "carry".
 
     Attributes:
       optimizer: `own` of Streaming DiLoCo.

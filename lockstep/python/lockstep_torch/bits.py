@@ -24,7 +24,7 @@ PACKAGES = (
 
 
 class ContractError(ValueError):
-    """A model or a loss is not as a workload has to be; the text is one line."""
+    """The error of a torch model or loss that is not as a workload has to be; one line."""
 
 
 def environment(device: str) -> dict:

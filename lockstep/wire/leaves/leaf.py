@@ -137,7 +137,7 @@ class Leaf(ABC):
         return count * int(self.raw.dtype.itemsize)
 
     def to_bytes(self, raw: Any) -> Buffer:
-        """Return values, those of one or several such leaves, as bytes."""
+        """Return values, those of one or several leaves of this kind, as bytes."""
         return little(raw)
 
     def read_raw(self, reader: ByteReader, count: int, name: str) -> Any:

@@ -169,7 +169,7 @@ class Chain:
     def signed_later(
         self, step: int, what: str, *, in_all: bool
     ) -> Iterator[tuple[str, SlotContent]]:
-        """Yield what peers signed that comes after a round's link, "closed" or "asked".
+        """Yield what peers signed that comes in the chain after a link, "closed" or "asked".
 
         It looks into all later rounds, if the store can be listed, or else into two.
         """

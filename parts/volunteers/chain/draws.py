@@ -15,7 +15,7 @@ DOMAIN = b"lockstep/audit/1"
 
 
 class AuditDraw(NamedTuple):
-    """A peer's window that is to be audited."""
+    """A peer's window that was drawn to be audited."""
 
     peer: int
     number: int  #: The window, counted from 0.

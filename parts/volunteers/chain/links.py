@@ -48,7 +48,7 @@ class LinkedRejection(Table):
 
 
 class AskedLink(SlotBody):
-    """rounds/00000123/007.asked: who takes part in the round, if the run waited for members."""
+    """A link, rounds/00000123/007.asked: who takes part, if the run waited for members."""
 
     kind = slot = "asked"
     previous: Hash
@@ -58,7 +58,7 @@ class AskedLink(SlotBody):
 
 
 class RoundLink(SlotBody):
-    """rounds/00000123/007.closed: a round is over."""
+    """A link, rounds/00000123/007.closed: a round is over."""
 
     kind, slot = "link", "closed"
     previous: Hash
@@ -96,7 +96,7 @@ class SlotContent:
 
     @property
     def sha256(self) -> Hash:
-        """SHA-256 of the slot's bytes, hex."""
+        """SHA-256 of a link's or another slot's bytes, hex."""
         return self.stored.sha256
 
 

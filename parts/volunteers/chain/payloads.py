@@ -38,7 +38,7 @@ class MessageInTime(NamedTuple):
 
     @property
     def broken(self) -> bool:
-        """Whether its peer signed bytes that are no message of the run."""
+        """Whether the payload's peer signed bytes that are no message of the run."""
         return self.sent.message is None
 
 

@@ -23,7 +23,7 @@ MOST_NOTICES = 10**4
 def read_run(
     store: ReadableStore, lab: PublicKey | None = None
 ) -> tuple[RunDocument, Hash, StoredObject]:
-    """Return run.json, its hash, and the object in the store.
+    """Return the lab's statement run.json, its hash, and the object in the store.
 
     Without the reader's `lab`, the lab's key is its own word.
     """
@@ -40,7 +40,7 @@ def read_run(
 
 @dataclass
 class Admissions:
-    """A run's admissions, as far as the store was read.
+    """The lab's statements on who has which slot, as far as the store was read.
 
     What the lab did not sign for a name is as if it was not there. Whoever reads after it saw an
     object knows all that was admitted before that object.
@@ -138,7 +138,7 @@ def stated(
     name: str,
     place: Mapping[str, object],
 ) -> AnyBody | None:
-    """Return what the lab signed for a name, where the body has the `place`; None for all else."""
+    """Return the lab's statement for a name, where the body has the `place`; None for all else."""
     with suppress(LockstepError):
         body = stored and opened(model, stored.content, lab, name)
         if body and all(getattr(body, field) == value for field, value in place.items()):

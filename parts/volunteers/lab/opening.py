@@ -19,7 +19,7 @@ from pipeline.version import with_commit
 
 
 def document_of(setup: Setup, lab: str, tested: Hash | None = None) -> RunDocument:
-    """Return what a lab signs of a run; `lab` is its key, `tested` what the self-test gave."""
+    """Return what a lab signs to open a run; `lab` is its key, `tested` its self-test's."""
     run, state = setup.run, setup.start.state
     return RunDocument(
         release=release(),
@@ -36,7 +36,7 @@ def document_of(setup: Setup, lab: str, tested: Hash | None = None) -> RunDocume
 
 
 def payload_bytes(form: Form, most: int) -> int:
-    """Return the one length of a run's payloads.
+    """Return the one length of an opened run's payloads.
 
     Raises:
       LockstepError: it is over `most`.
@@ -96,7 +96,7 @@ def _check_key(admissions: Admissions, public: PublicKey, peer: int) -> None:
 
 
 def put_over(store: Store, name: str, body: Admission | CollectedNotice, lab: PrivateKey) -> bool:
-    """Put what the lab signed, in place of what it did not; return whether it stands there now.
+    """Put what the lab signed over what it did not sign; return whether it stands there now.
 
     What another process of the lab has put there first stays.
     """
@@ -110,7 +110,7 @@ def put_over(store: Store, name: str, body: Admission | CollectedNotice, lab: Pr
 def admit(
     store: Store, peer: int, public: str | None, key: PrivateKey, because: str | None = None
 ) -> str:
-    """Say who has a slot from now on, in the slot's next statement, whose name is returned.
+    """Say for the lab who has a slot of the opened run from now on; return the statement's name.
 
     Where `because` names what a peer put, or was to put, that is the evidence.
     """

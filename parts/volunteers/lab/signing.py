@@ -52,7 +52,7 @@ def rounds_with_links(store: Store) -> int:
 
 
 def rounds_over(store: Store, senders: int) -> int:
-    """Return how many rounds are over: each has a link, and `senders` peers sent messages next.
+    """Return how many rounds are over, for the lab: each has a link, and `senders` sent next.
 
     It is sure as long as fewer than these collude.
     """
@@ -65,7 +65,7 @@ def rounds_over(store: Store, senders: int) -> int:
 
 
 def rounds_ahead(store: Store, hours: float, config: Mapping[str, Any]) -> range:
-    """Return the rounds that may begin in so many hours from now on, by the pace of the last ones.
+    """Return the rounds to sign, which may begin in so many hours, by the pace of the last.
 
     Args:
       store: The run's.

@@ -14,7 +14,7 @@ SCHEMES = {"http": PublicEndpoint, "https": PublicEndpoint, "s3": S3Endpoint}
 
 
 def open_store(address: str, network: NetSettings | None = None) -> Store:
-    """Return the store of a run's folder, by the environment's credentials.
+    """Return the store of a run's folder, by the address's scheme and the environment.
 
     Where the address is of a web server, anybody may read, and what puts and lists must be given.
     """

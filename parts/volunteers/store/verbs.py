@@ -27,11 +27,11 @@ class StoredObject(NamedTuple):
 
 
 class AwaitedError(UnreachableError):
-    """The lab has signed no address for this round yet: one may ask again later."""
+    """The store's lab has signed no address for this round yet: one may ask again later."""
 
 
 class MissedError(LockstepError):
-    """The lab signed addresses of later rounds, and none for this one: it is over."""
+    """The store's lab signed addresses of later rounds, and none for this one: it is over."""
 
 
 class ReadableStore(Protocol):
@@ -43,7 +43,7 @@ class ReadableStore(Protocol):
         """Return a stored object of up to `most` bytes, and its time; None if the name is free."""
 
     def names(self, prefix: str, most: int = MOST_NAMES) -> dict[str, int]:
-        """Return when each object below a folder was put, by its name; `prefix` ends in "/".
+        """Return when each stored object below a folder was put, by name; `prefix` ends in "/".
 
         Raises:
           LockstepError: there are more than `most`.
@@ -58,7 +58,7 @@ class Store(ReadableStore, Protocol):
     """
 
     def create(self, name: str, content: bytes) -> bool:
-        """Put an object under a free name, and return whether these bytes stand there now.
+        """Store an object under a free name, and return whether these bytes stand there now.
 
         So it is also true if an earlier process put them, or if an answer to this was lost.
         """
@@ -68,5 +68,5 @@ class Store(ReadableStore, Protocol):
 
 
 def too_many(where: str, most: int) -> str:
-    """Return the error of a folder with more names than are read."""
+    """Return the error of a store's folder with more names than are read."""
     return f"{where}: over {most} names, expected at most that many"

@@ -143,7 +143,7 @@ class WebStore:
 
 
 def _of_header(text: str, where: str) -> int:
-    """Return the seconds since 1970 that a Last-Modified header names."""
+    """Return the seconds since 1970 that the store's Last-Modified header names."""
     try:
         return _seconds(parsedate_to_datetime(text))
     except (ValueError, TypeError, IndexError, OverflowError):
@@ -153,7 +153,7 @@ def _of_header(text: str, where: str) -> int:
 
 
 def _read_page(content: bytes, where: str) -> tuple[list[tuple[str, int]], bool]:
-    """Return the keys of a page of a listing, each with its time, and whether there are more."""
+    """Return the keys of a page of the store's listing, with times, and whether there are more."""
     try:
         text = content.decode()
         if "<!DOCTYPE" in text:  # which could define names for much longer texts

@@ -136,7 +136,7 @@ class ChildGroup:
         return cls(child, mark, child_log, guard)
 
     def owns(self, connection: socket.socket) -> bool:
-        """Return whether the other end of a connection on loopback is one of these processes.
+        """Return whether the other end of a loopback connection is one of the child's processes.
 
         Looks for the other end's socket among their open files. Only Linux lists sockets: elsewhere
         the first that connects to a random port of loopback is believed.
@@ -217,7 +217,7 @@ def _open_files(process: int) -> Iterator[str]:
 
 
 def _sockets() -> Iterator[tuple[tuple[int, int], int]]:
-    """Yield (port, other port) and inode of each TCP socket of this host."""
+    """Yield port, other port and inode of TCP sockets, to find a child's."""
     for table in ("tcp", "tcp6"):
         with suppress(OSError), open(f"/proc/net/{table}") as file:
             next(file)

@@ -29,7 +29,7 @@ class WorkerDiedError(WorkerError, UnfinishedError):
 
 
 class NoWorkerError(WorkerError, RequestError):
-    """A worker did not start, so nothing is known about what it would compute."""
+    """No worker started, so nothing is known about what it would compute."""
 
 
 class RefusedError(Exception):
@@ -83,7 +83,7 @@ class NamedArray(Table, extra="ignore"):
 
 
 class WorkerResult(Table, extra="ignore", arbitrary_types_allowed=True):
-    """What results hold, by key, whatever the method; null is a loss that is not finite."""
+    """What a worker's results hold, by key, whatever the method; null: not finite."""
 
     runtime_device: str = ""
     model_id: str = ""
@@ -96,7 +96,7 @@ class WorkerResult(Table, extra="ignore", arbitrary_types_allowed=True):
 
 
 def result_of(body: bytes, number: int) -> dict:
-    """Return the result in the answer to request `number`.
+    """Return the result in a worker's answer to request `number`.
 
     Raises:
       LockstepError: It is no answer, or to another request.

@@ -155,7 +155,7 @@ def _find(location: DataFiles) -> Sequence[OpaqueFile]:
 
 
 def _copy(file: OpaqueFile, folder: Path, bar: Progress) -> str:
-    """Copy a file under its hash, which is returned."""
+    """Copy a file that is a row under its hash, which is returned."""
     temp, digest = folder / ".part", hashlib.sha256()
     with expecting(file.path, "a readable file"):
         source = open(file.path, "rb")  # noqa: SIM115 - closed below

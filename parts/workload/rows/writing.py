@@ -55,7 +55,7 @@ class RowShards:
             self._write(split)
 
     def is_full(self, splits: Iterable[Split]) -> bool:
-        """Return whether more rows of these splits would be dropped."""
+        """Return whether more written rows of these splits would be dropped."""
         return all(self.rows[split] == self._most[split] for split in splits)
 
     def finish(self) -> tuple[ShardFile, ...]:
@@ -242,7 +242,7 @@ def _check_values(values: np.ndarray, where: str, first: int) -> None:
 
 
 def held_out_rows(first: int, count: int, percent: float) -> np.ndarray:
-    """Return which of the rows from number `first` on are held out: bool [count]."""
+    """Return which of the written rows from number `first` on are held out: bool [count]."""
     passed = np.floor(np.arange(first, first + count + 1) * percent / 100)
     return np.diff(passed) > 0
 
@@ -275,7 +275,7 @@ def counts_of(totals: Mapping[Split, int], percent: float | None, where: str) ->
 
 
 def most_rows(limit: Limit | None, words: int, where: str) -> dict[Split, int | None]:
-    """Return how many rows of W words a limit allows, None for all; one of files allows all.
+    """Return how many rows of W words are written within a limit; None for all.
 
     Raises:
       LockstepError: it is of sequences of another length, or allows no row.

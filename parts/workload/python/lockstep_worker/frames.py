@@ -64,7 +64,7 @@ def send(sock: socket.socket, answer: dict) -> None:
 
 
 def described(error: BaseException) -> str:
-    """Return `type: text` in one line, which the host shows, and the traceback below it.
+    """Return an error for the host, `type: text` in one line, and the traceback below it.
 
     The line ends with the place in the user's own code, if the error came by way of it.
     """
@@ -77,7 +77,7 @@ def described(error: BaseException) -> str:
 
 
 def is_users(file: str) -> bool:
-    """Return whether an error's file is a user's: in no installed package, nor one of ours."""
+    """Return whether a file that an answer names is a user's: not installed, nor ours."""
     installed = f"{os.sep}site-packages{os.sep}" in file or file.startswith((STANDARD, "<"))
     room = os.path.basename(os.path.dirname(file))
     return not installed and room not in ("lockstep_worker", "lockstep_torch")

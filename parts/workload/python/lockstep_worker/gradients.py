@@ -37,7 +37,7 @@ def offers(workload: Any, capability: str) -> bool:
 
 
 class ArrayModel:
-    """A user's functions over dicts of NumPy arrays, bound to mapped arrays.
+    """A user's functions of gradients over dicts of NumPy arrays, bound to mapped arrays.
 
     Attributes:
         tensors: name, shape and dtype of what travels, in order.
@@ -185,7 +185,7 @@ class Session:
         return {"ok": True}
 
     def _micro_batches(self, params: Any) -> list[np.ndarray]:
-        """The rows in the mapped file, as words [N, W]."""
+        """The rows of a gradient in the mapped file, as words [N, W]."""
         count, width = params["rows"], params["width"]
         if count < 1 or width != self.width or count * width > len(self.words):
             raise ValueError(
@@ -207,7 +207,7 @@ class Session:
         return {"loss": frames.finite(loss / self.bound.finish())}
 
     def statistics(self, params: Any) -> dict:
-        """Compute the statistics of batch norms anew over the rows; return their values."""
+        """Compute batch norms' statistics for gradients anew over the rows; return them."""
         bits.seed_generators(0)
         lots = (rows.decoded(words, self.spec) for words in self._micro_batches(params))
         self.bound.count_statistics(lots)

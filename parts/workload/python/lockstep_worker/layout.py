@@ -15,7 +15,7 @@ from lockstep_torch import bits
 
 
 def layout_hash(tensors: list[dict]) -> str:
-    """The hash of names, shapes and dtypes of what travels, in this order."""
+    """The layout's hash: of names, shapes and dtypes of the tensors that travel, in order."""
     facts = [{**tensor, "numel": math.prod(tensor["shape"])} for tensor in tensors]
     text = json.dumps(facts, sort_keys=True, separators=(",", ":"))
     return "torch-layout-" + hashlib.sha256(text.encode()).hexdigest()
@@ -36,7 +36,7 @@ def allows(state_filter: dict | None, name: str) -> bool:
 
 
 def is_float(tensor: Any) -> bool:
-    """Return whether a torch tensor or a NumPy array holds floats.
+    """Return whether a tensor of torch or NumPy holds floats.
 
     Raises:
         TypeError: it holds complex numbers, which would lose their imaginary parts.

@@ -42,7 +42,7 @@ class Params(dict):
 
 
 def make_workload(factory: str, config: dict) -> Any:
-    """Return what `module:name`, or `module:Class.name`, makes of its config."""
+    """Return what a worker makes of `module:name`, or `module:Class.name`, and its config."""
     module, colon, name = factory.partition(":")
     if not colon:
         raise ValueError(f"factory {factory!r}; module:attr expected")
@@ -109,7 +109,7 @@ class Worker:
 
 
 def imported() -> list[str]:
-    """Return the files of the user's modules that are imported by now."""
+    """Return the files of the user's modules that the worker imported by now."""
     folders = tuple(
         f"{path}{os.sep}" for path in os.environ.get("PYTHONPATH", "").split(os.pathsep)
     )
