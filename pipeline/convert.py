@@ -38,7 +38,7 @@ TEMPLATES = "additional_chat_templates"  # a folder of a tokenizer, beside chat_
 
 
 def run(run: runfile.Run, paths: Paths) -> None:
-    """Create or read the model that the run starts from.
+    """Convert: create or read the model that the run starts from.
 
     Raises:
       LockstepError: The checkpoint is of an unsupported kind or of another architecture than the
@@ -72,7 +72,7 @@ def run(run: runfile.Run, paths: Paths) -> None:
 
 
 def check_readable(run: runfile.Run) -> None:
-    """Check that the run's starting point can be read.
+    """Check that the run's starting point can be read to be converted.
 
     Raises:
       LockstepError: There is none for its architecture, or for its kind of checkpoint.
@@ -144,7 +144,7 @@ def _hub(
 
 
 def _read(source: Path, architecture: str, folder: Path) -> dict[str, Any]:
-    """Read a model's folder, copy its other files, and return what source.json says of it."""
+    """Convert a model's folder, copy its other files, and return what source.json says of it."""
     small = [source / name for name in hf.SMALL if os.path.lexists(source / name)]
     for file in small:
         check_file(file, source, most=MOST_BYTES)
@@ -169,7 +169,7 @@ def _read(source: Path, architecture: str, folder: Path) -> dict[str, Any]:
 
 
 def write_params(source: Path, folder: Path, companions: Sequence[Path] = ()) -> dict[str, Any]:
-    """Write the params of the model in `source` into `folder`; return its part of source.json."""
+    """Convert the model in `source` to params in `folder`; return its part of source.json."""
     model = hf.HfFolder(source)
     files = [source / hf.CONFIG, *hf.weight_files(source), *companions]
     if (source / hf.INDEX).is_file():

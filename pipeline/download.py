@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 def run(run: runfile.Run, paths: Paths) -> None:
-    """Fetch what the run file names, and list it in `shards.json`.
+    """Download what the run file names, and list it in `shards.json`.
 
     Raises:
       LockstepError: the location has no provider, cannot be read, or differs from `[pins] data`.
@@ -54,7 +54,7 @@ def _run(run: runfile.Run, paths: Paths, options: FetchOptions) -> None:
 
 
 def summary(shards: Shards) -> str:
-    """Return one line about the shards."""
+    """Return one line about the downloaded shards."""
     rows = shards.rows
     width, unit = (len(shards.columns), "tokens") if rows is None else (rows.words, "rows")
     counts = [

@@ -126,7 +126,7 @@ def _measure(run: runfile.Run, opened: OpenedExport, data: HeldOutRows, notes: l
 
 
 class OffersTasks(Protocol):
-    """Tasks to score an export on."""
+    """Tasks to evaluate an export on."""
 
     def score_export(
         self,

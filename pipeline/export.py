@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 def run(run: runfile.Run, paths: Paths) -> None:
-    """Write what was trained and its model card or, if the run is refused, refused.json."""
+    """Export what was trained and its model card or, if the run is refused, refused.json."""
     for stage in ("download", "convert", "train", "witness"):
         paths.need(stage)
     trained = paths.out("train")

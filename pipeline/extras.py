@@ -24,7 +24,7 @@ EXTRAS = {
 
 
 def is_installed(module: str) -> bool:
-    """Return whether a module can be imported, without importing it."""
+    """Return whether an extra's module can be imported, without importing it."""
     try:
         return find_spec(module) is not None
     except (ModuleNotFoundError, ValueError):  # of its parent; None in its place
@@ -32,14 +32,14 @@ def is_installed(module: str) -> bool:
 
 
 def lacking(where: str, module: str) -> LockstepError:
-    """Return the error for a package that is not installed; `where` says what needs it."""
+    """Return the error for an extra's package that is not installed; `where` says what needs it."""
     return LockstepError(
         f"{where}: {module} is not installed, expected it: {install(EXTRAS[module])}"
     )
 
 
 def required(where: str, module: str) -> ModuleType:
-    """Import a module; `where` says what needs it.
+    """Import a module of an extra; `where` says what needs it.
 
     Raises:
       LockstepError: it is not installed; the line says how to install it.

@@ -100,7 +100,7 @@ class Continuations:
         yield self._text(before, new)[len(yielded) :]
 
     def _ids(self, prompt: str) -> list[int]:
-        """Return the tokens of a prompt; for an empty one, the token that begins a text."""
+        """Return the tokens of a prompt to continue; for an empty one, that which begins a text."""
         from pipeline.tokens.tokenizer_files import TOKENIZER, encode
 
         ids = encode(self._model.tokenizer, prompt, f"{self._folder}/{TOKENIZER}, the prompt")
@@ -231,7 +231,7 @@ def _stream(model: Continuations, prompt: str) -> None:
 
 
 def _say(text: str) -> None:
-    """Print a text that a model wrote; nothing in it steers the terminal."""
+    """Print a generated text; nothing in it steers the terminal."""
     if sys.stdout.isatty():
         text = "".join(c if c in "\n\t" else shown(c) for c in text)
     print(text, end="", flush=True)

@@ -26,10 +26,10 @@ class Joint(Generic[Offered]):
         self.name = name
 
     def parts(self) -> list[str]:
-        """Return the names of the parts that offer it, in order."""
+        """Return the names of the parts that offer the joint, in order."""
         return sorted(path.parent.name for path in FOLDER.glob(f"*/{self.name}.py"))
 
     def __iter__(self) -> Iterator[Offered]:
-        """Import and yield the file of each part."""
+        """Import and yield the joint's file of each part."""
         for part in self.parts():
             yield cast("Offered", import_module(f"{PACKAGE}.{part}.{self.name}"))

@@ -22,14 +22,14 @@ SHARES = ("acc", "exact_match")  # metrics whose names begin so are shares of do
 
 
 class Metric(NamedTuple):
-    """One number of a task, and its standard error over documents, or None if it is unknown."""
+    """One number of a task's scores, and its standard error over documents, if known."""
 
     value: float
     stderr: float | None
 
 
 class TaskResult(NamedTuple):
-    """The result of one task."""
+    """The result of one task: its scores."""
 
     name: str  # as the run file has it; of a YAML file, the task's own
     metrics: dict[str, Metric]  # such as acc; the first is the task's main one
@@ -41,7 +41,7 @@ class TaskResult(NamedTuple):
 
 
 def wilson(share: float, count: float) -> tuple[float, float]:
-    """Return Wilson's 95 % interval of a share of `count` independent documents."""
+    """Return Wilson's 95 % interval of a score that is a share of `count` independent documents."""
     centre = share + Z**2 / (2 * count)
     half = Z * (share * (1 - share) / count + Z**2 / (4 * count**2)) ** 0.5
     scale = 1 + Z**2 / count
@@ -141,5 +141,5 @@ def scores(tasks: Sequence[dict[str, Any]]) -> list[Score]:
 
 
 def main_scores(tasks: Sequence[dict[str, Any]]) -> list[Score]:
-    """Return each task's main metric, its first."""
+    """Return each task's main score, its first."""
     return [scores([task])[0] for task in tasks]

@@ -29,7 +29,7 @@ Model = dict[str, Any]
 
 
 class OpenedExport(Protocol):
-    """An exported model, read back to be measured."""
+    """An exported subject, read back to be measured."""
 
     texts: Exported | None  # the model as texts need it; None where it reads and writes none
 
@@ -48,7 +48,7 @@ class OpenedExport(Protocol):
         """Return what the subject's own code measures; None where it has no code of its own."""
 
     def close(self) -> None:
-        """End the processes that compute the exported model, if it has any."""
+        """End the processes that compute the exported subject, if it has any."""
 
 
 class Begins(Protocol):
@@ -61,11 +61,11 @@ class Begins(Protocol):
         """Write the subject's params.safetensors and `described_in`; return source.json's part."""
 
     def params_again(self, run: Run, model: Model) -> Tree:
-        """Return the params that `first_params` made of this run."""
+        """Return the params that the subject's `first_params` made of this run."""
 
 
 class Exports(Protocol):
-    """The export of what was trained."""
+    """The export of the subject that was trained."""
 
     model_file: str  # the file of an export that says what was trained
     card: Path | None  # template that fills blocks of the model card otherwise
@@ -196,7 +196,7 @@ SUBJECTS = Joint[OffersSubject]("subject")
 
 
 def subject_of(run: Run) -> Subject:
-    """Return what a run trains."""
+    """Return the subject that a run trains."""
     return _first(lambda subject: subject.trains(run)) or LANGUAGE_MODEL
 
 
@@ -216,7 +216,7 @@ def programs_of(
 
 
 def subject_of_model(model: Model) -> Subject:
-    """Return what the model of a transcript's header is."""
+    """Return the subject that the model of a transcript's header is of."""
     return _first(lambda subject: subject.describes(model)) or LANGUAGE_MODEL
 
 

@@ -231,7 +231,7 @@ class _Scores(Observer):
 
 @dataclass
 class _EpochPushes(Observer):
-    """Pushes the params that end an epoch, where `[export] every_epoch` asks for it."""
+    """Pushes the trained params that end an epoch, if `[export] every_epoch` asks for it."""
 
     run: runfile.Run
     peers: RunningPeers
@@ -293,7 +293,7 @@ def _write_beginning(
 
 
 def _check_environment(setup: Setup, scratch: Path) -> None:
-    """Check that the run resumes where it began: elsewhere it would end with other bytes."""
+    """Check that training resumes where it began: elsewhere it ends with other bytes."""
     began = Transcript(scratch / "transcript").header.environment
     if difference := devices.difference(setup.environment(setup.run.peers.processes), began):
         name, value, expected = difference

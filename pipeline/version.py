@@ -32,7 +32,7 @@ def commit() -> str | None:
 
 
 def _git(*arguments: str) -> str | None:
-    """Return git's output, or None if git is missing or does not trust the folder."""
+    """Return git's output for the version, or None if git is missing or distrusts the folder."""
     try:
         command = ["git", "-C", str(CHECKOUT), *arguments]
         return subprocess.run(command, capture_output=True, check=True, text=True).stdout.strip()

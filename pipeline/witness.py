@@ -97,7 +97,7 @@ def _audit(setup: Setup, transcript: Transcript, paths: Paths) -> None:
 
 
 def _messages_since(setup: Setup, transcript: Transcript) -> int:
-    """Return the round after which all is here: the run's start, or that of the first state.
+    """Return the round since which a witness has all: the run's start, or the first state's.
 
     Only a run that may begin after rounds that others trained lacks what was before: messages or,
     where these are not kept, snapshots.
@@ -118,7 +118,7 @@ def _messages_since(setup: Setup, transcript: Transcript) -> int:
 
 
 def _whose_window_repeats(setup: Setup, transcript: Transcript, window: Window) -> list[int]:
-    """Return the peers whose window can be replayed.
+    """Return the peers whose window the witness can replay.
 
     Their own state before it is here, or they sent something in it and began anew.
     """
@@ -139,7 +139,7 @@ def _with_idle(replay: Replay, window: Window, drawn: list[int], possible: list[
 def _replay(
     replay: Replay, work: list[tuple[Window, list[int]]], scratch: Path
 ) -> dict[Window, WindowOutcome]:
-    """Replay windows side by side, one per device group; read results of an earlier attempt."""
+    """Replay windows for the witness side by side, one per device group; read earlier results."""
     total = sum(len(window.rounds) for window, _ in work)
     with Progress("witness", total=total, unit="round") as bar:
 

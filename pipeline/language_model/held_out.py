@@ -51,7 +51,7 @@ class HeldOutRows(NamedTuple):
 
 
 class MeanLoss(NamedTuple):
-    """A mean of row losses, in nats per predicted token that counts.
+    """A mean of held-out rows' losses, in nats per predicted token that counts.
 
     Its standard error is that of stretches of the split or of documents, whose rows are alike, and
     None of a single one.
@@ -116,7 +116,7 @@ def mean_of(
     weights_N: np.ndarray | None = None,
     documents_N: np.ndarray | None = None,
 ) -> MeanLoss:
-    """Return the weighted mean m of row losses, and its standard error by clusters of rows.
+    """Return the weighted mean m of held-out rows' losses, and its standard error by clusters.
 
     stderr = sqrt(G / (G - 1) * sum_g (sum_{n in g} w_n * (loss_n - m))^2) / sum_n w_n
 

@@ -40,7 +40,7 @@ class Draws:
 
     @classmethod
     def seeded(cls, sampling: Sampling, seeds: Sequence[int]) -> Self:
-        """Return the draws of rows with these seeds, each from 0 to 2^32 - 1."""
+        """Return the draws of sampled rows with these seeds, each from 0 to 2^32 - 1."""
         top_k = sampling.top_k or EVERY
         return cls(
             jax.vmap(jax.random.key)(np.array(seeds, np.uint32)),
@@ -52,7 +52,7 @@ class Draws:
         )
 
     def draw(self, logits_BV: jax.Array, position_B: jax.Array) -> jax.Array:
-        """Return a token of each row, int32.
+        """Return a sampled token of each row, int32.
 
         token ~ softmax(logits / temperature) over the tokens that stay, drawn with the key
         fold_in(key(seed), position): a pure function of the row's logits, seed and position, which

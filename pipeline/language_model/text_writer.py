@@ -80,7 +80,7 @@ class TextWriter:
         seeds: Sequence[int] | None = None,
         is_done: IsDone | None = None,
     ) -> list[list[int]]:
-        """Return the tokens that continue each prompt; arguments as in `pieces`."""
+        """Return the tokens with which the writer continues each prompt; see `pieces`."""
         written: list[list[int]] = [[] for _ in prompts]
         for piece in self.pieces(
             prompts,
@@ -104,7 +104,7 @@ class TextWriter:
         seeds: Sequence[int] | None = None,
         is_done: IsDone | None = None,
     ) -> Iterator[list[list[int]]]:
-        """Yield the tokens that continue each prompt, some at a time.
+        """Yield the tokens with which the writer continues each prompt, some at a time.
 
         A token is drawn as `Draws.draw` says, from the row's seed and the token's position in the
         row's whole text: no state is carried from token to token, and nothing of other rows. The

@@ -25,7 +25,7 @@ def encode(
 def in_two_parts(
     encode: Encode, beginning: int, context: str, continuations: Sequence[str]
 ) -> list[Parts]:
-    """Return the tokens of one context, and of each of its continuations.
+    """Return the tokens of two parts of texts: one context, and each of its continuations.
 
     Together they are those of the whole text. All are cut where one of the whole texts first has
     another token than the context alone, since a token may join the context's end to what follows.

@@ -65,7 +65,7 @@ class Monitor:
         self.tracker.__exit__(*raised)
 
     def go_on(self) -> None:
-        """Measure the rate from the next round on: the first round compiles, and a pause waits."""
+        """Measure the monitor's rate from the next round on: compiling and pauses do not count."""
         self._began, self._rounds, self._tokens = None, 0, 0
 
     def must_pause(self) -> bool:
@@ -109,7 +109,7 @@ class Monitor:
 
     @property
     def fields(self) -> dict[str, str]:
-        """Return what the trainer's bar shows: numbers, and who trains, verifies or is late."""
+        """Return what the monitor's bar shows: numbers, and who trains, verifies or is late."""
         status, peers = self.status, self.status.peers
         shown = {
             "loss": _number(status.loss, "{:.3f}"),
@@ -153,7 +153,7 @@ class Terminal(Observer):
 
 
 def _say_who(entry: Entry) -> None:
-    """Log the peers that left the run or joined it."""
+    """Log for the monitor the peers that left the run or joined it."""
     step = entry.round.step
     for peer, why in entry.decision.ejected.items():
         log.info(f"train: round {step}: peer {peer} is ejected: {why}")
@@ -185,7 +185,7 @@ class Stops(Observer):
         return bool(self._status)
 
     def kept(self, entry: Entry, progress: RunProgress) -> None:
-        """End the process, if a signal came before the round was saved."""
+        """End the process, if a signal came before the monitored round was saved."""
         if self._status:
             self.stop(self._status, entry.round.step)
 

@@ -30,7 +30,7 @@ class TrackedRun(NamedTuple):
 
 
 class TensorBoardSink:
-    """Event files below `tensorboard/<name>`, one for each start of the training.
+    """A sink of TensorBoard's event files below `tensorboard/<name>`, one for each start.
 
     A round is one event, flushed at once. A resumed training begins its file with the step that it
     resumes at, and TensorBoard then drops what earlier files have from that step on.
@@ -105,7 +105,7 @@ def _events(file: Path) -> Iterator[Any]:
 
 
 class WandbSink:
-    """Weights & Biases: a run whose id is the key; offline unless `WANDB_MODE` says otherwise.
+    """A sink of Weights & Biases: a run whose id is the key; offline by default.
 
     Online, W&B resumes the run of that id. Offline it cannot: each start makes another folder, and
     what a killed one had not yet written is lost. So the folders of earlier starts are removed, and

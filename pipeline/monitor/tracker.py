@@ -27,7 +27,7 @@ FOLDER = "tracked"  # beside data/runs
 
 
 def check(run: runfile.Run) -> None:
-    """Check that the packages of the run's sinks are installed."""
+    """Check that the packages of the run's trackers are installed."""
     for name in run.runtime.sinks:
         if not extras.is_installed(SINKS[name].module):
             raise extras.lacking(f'[runtime] sinks has "{name}"', SINKS[name].module)
@@ -152,7 +152,7 @@ def _without_none(numbers: dict[str, float | None]) -> dict[str, float]:
 
 
 class _Feed:
-    """A sink and the thread that tells it: first what is behind the training, then each round."""
+    """A tracker's sink and the thread that tells it: what is behind the training, then rounds."""
 
     def __init__(self, name: str, run: TrackedRun, behind: Sequence[tuple[int, Scalars]]):
         self.name, self._run, self._behind = name, run, behind

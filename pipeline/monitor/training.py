@@ -39,7 +39,7 @@ STATES = {
 
 
 class Members(Table):
-    """The peers by their roles in the last round, and those without one; ascending."""
+    """The training's peers by their roles in the last round, and those without one."""
 
     training: tuple[int, ...] = ()  #: Peers that trained.
     verifying: tuple[int, ...] = ()  #: Peers that recomputed others' steps.
@@ -98,7 +98,7 @@ class Status(Table):
         return (self.rounds - self.round) / self.rounds_per_second
 
     def write(self, folder: Path) -> None:
-        """Replace status.json, without flushing it to disk: nobody needs it after a power cut."""
+        """Replace status.json of the training, without flushing it to disk."""
         aside = folder / f".{STATUS_FILE}.part"
         aside.write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
         os.replace(aside, folder / STATUS_FILE)

@@ -37,14 +37,14 @@ _lengths: dict[int, int] = {}  # a file system's id -> bytes of a request that c
 
 
 def find_file_system(url: str) -> "tuple[AbstractFileSystem, str]":
-    """Return the file system of an address, and the path in it."""
+    """Return fsspec's file system of an address, and the path in it."""
     files = file_system("/".join(url.split("/")[:3]))
     return files, files._strip_protocol(url)
 
 
 @lru_cache(maxsize=8)
 def file_system(url: str) -> "AbstractFileSystem":
-    """Return the file system of a bucket or a host: making one takes longer than a request."""
+    """Return fsspec's file system of a bucket or host: making one takes longer than a request."""
     import fsspec
 
     keep_secret(*map(os.environ.get, SECRETS))
@@ -63,7 +63,7 @@ def file_system(url: str) -> "AbstractFileSystem":
 
 
 def _settings(url: str) -> dict[str, Any]:
-    """Return the arguments of a file system, beside the environment's and the user's settings."""
+    """Return the arguments of fsspec's file system, beside the environment's and the user's."""
     if url.partition("://")[0] not in MODULES:
         return {}
     import fsspec
@@ -157,7 +157,7 @@ def version(info: dict) -> tuple[int, str | None]:
 def read(
     origin: Origin, start: int, stop: int, network: NetSettings, *, is_rest: bool
 ) -> Iterator[bytes]:
-    """Yield the bytes from `start` to `stop` of one version of a file.
+    """Yield the bytes from `start` to `stop` of one version of a file, by fsspec.
 
     `is_rest` says whether they complete what was read before.
 
@@ -238,7 +238,7 @@ def _within(seconds: float, files: "AbstractFileSystem", method: str, *of: Any, 
 
 
 def _text(error: Exception) -> str:
-    """Return what a library says, without what may be a signature of S3."""
+    """Return what a library of fsspec says, without what may be a signature of S3."""
     return re.sub(r"(?i)\b[0-9a-f]{64}\b", HIDDEN, message(error))
 
 
@@ -296,7 +296,7 @@ def _check_length(range_header: str | bytes, headers: Mapping[str, str]) -> None
 
 
 def _keep_secrets(headers: Any) -> None:
-    """Hide from now on what a request shows of credentials, which a store may repeat."""
+    """Hide from now on what a request of fsspec shows of credentials, which a store may repeat."""
     for name, value in headers.items():
         text = value.decode("latin-1") if isinstance(value, bytes) else str(value)
         if name.lower() == "x-amz-security-token":

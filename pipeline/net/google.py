@@ -39,7 +39,7 @@ def endpoint() -> str:
 
 @lru_cache(maxsize=4)
 def _credentials(name: str, key: str | None, emulator: str | None) -> "Credentials | None":
-    """Return the environment's credentials, if it has any; `name` is the bucket in errors.
+    """Return the environment's Google credentials, if any; `name` is the bucket in errors.
 
     An emulator of the server only sees those that `key` ($GOOGLE_APPLICATION_CREDENTIALS) names.
     """
@@ -58,7 +58,7 @@ def _credentials(name: str, key: str | None, emulator: str | None) -> "Credentia
 
 
 def authorization(name: str, *, pushes: bool = False) -> dict[str, str]:
-    """Return the headers of a request to a bucket, with a fresh token if there are credentials.
+    """Return the headers of a request to Google, with a fresh token if there are credentials.
 
     A push needs google-auth, and counts against the quota project that the credentials name.
     """
@@ -93,7 +93,7 @@ PLAIN = "application/octet-stream"
 
 
 def _hash(kind: str) -> Any:
-    """Return the type of a hash, which arrives in base64 and is kept in hexadecimal."""
+    """Return the type of Google's hash, which arrives in base64 and is kept in hexadecimal."""
 
     def to_hex(text: str) -> str:
         digest = b64decode(text, validate=True)  # raises a ValueError if invalid
@@ -120,7 +120,7 @@ class BucketFile(BaseModel):
 
 
 class _Upload(NamedTuple):
-    """An upload that has begun; whoever knows its address may write to it. CRC32C is in hex."""
+    """An upload to Google that has begun; whoever knows its address may write to it."""
 
     url: str
     name: str
@@ -129,14 +129,14 @@ class _Upload(NamedTuple):
 
 
 class BucketPage(BaseModel):
-    """A page of the listing of a bucket's folder."""
+    """A page of Google's listing of a bucket's folder."""
 
     items: list[BucketFile] = Field(default_factory=list)
     next_token: Annotated[str | None, Field(alias="nextPageToken")] = None
 
 
 class BucketFolder:
-    """A folder of a bucket.
+    """A folder of a bucket at Google.
 
     An empty `path` is the whole bucket. `expected` and `pushes` are those of its requests.
     """

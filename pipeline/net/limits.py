@@ -30,7 +30,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True)
 class NetSettings:
-    """How a program wants its requests; any object with these attributes will do."""
+    """What limits requests, as a program wants it; any object with these attributes will do."""
 
     connections: int = 8  #: Requests at once.
     #: Failures in a row, each with next to nothing received, after which one gives up.
@@ -145,7 +145,7 @@ def logging_attempts() -> Iterator[None]:
 
 
 class TransientError(Exception):
-    """A failure that another attempt may fix: a connection cut or stalled, a busy server.
+    """A failure after which attempts go on: a connection cut or stalled, a busy server.
 
     The message is one line without credentials; `retry_after` is the server's Retry-After header.
     """
@@ -199,7 +199,7 @@ class Attempts:
         self._left = self._all
 
     def failed(self, error: TransientError, expected: str) -> None:
-        """Wait until the next attempt.
+        """Wait until the next attempt after a failed one.
 
         Raises:
           UnreachableError: no attempt is left; the message ends with `expected`.
@@ -228,7 +228,7 @@ def pause(seconds: float, cancelled: Event) -> None:
 
 
 def call(request: Callable[[], Answer], network: NetSettings) -> Answer:
-    """Return what `request` returns; repeat it while it raises TransientError.
+    """Return what `request` returns; attempt it again while it raises TransientError.
 
     Raises:
       UnreachableError: no attempt is left; or an error of `request`.

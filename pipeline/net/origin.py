@@ -20,13 +20,13 @@ AnyRecord = TypeVar("AnyRecord", bound=BaseModel)
 
 
 class NetTable(BaseModel):
-    """A table that is written down: strict, frozen and closed to unknown keys."""
+    """A table of origins that is written down: strict, frozen and closed to unknown keys."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
 
 class Origin(NetTable):
-    """One version of a file: where its bytes come from."""
+    """The origin of a file: one version of it, and where its bytes come from."""
 
     url: str  #: Address; a path is a file of this machine.
     size: Annotated[int, Field(ge=0)]  #: Length in bytes.
@@ -63,7 +63,7 @@ def hasher(kind: str, size: int) -> Any:
 
 
 def hash_file(path: Path, kind: str = "sha256", size: int | None = None) -> str:
-    """Return the hash of a file, or of its first `size` bytes, in hexadecimal."""
+    """Return the hash of an origin's file, or of its first `size` bytes, in hexadecimal."""
     left = path.stat().st_size if size is None else size
     digest = hasher(kind, left)
     with open(path, "rb") as file:

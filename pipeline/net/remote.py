@@ -122,7 +122,7 @@ def _read_local(origin: Origin, start: int, stop: int) -> Iterator[bytes]:
 
 
 def resolve(url: str) -> Request:
-    """Return the request for a file on a web server, in a bucket or on the hub."""
+    """Return the request for a remote file on a web server, in a bucket or on the hub."""
     match url.partition("://")[0]:
         case "gs":
             return _resolve_google(url)
@@ -133,14 +133,14 @@ def resolve(url: str) -> Request:
 
 
 def hub_headers() -> dict[str, str]:
-    """Return the headers of a request to the hub, with the environment's token."""
+    """Return the headers of a request for a remote file of the hub, with the token."""
     from huggingface_hub.utils import build_hf_headers
 
     return build_hf_headers(library_name=AGENT.partition("/")[0])
 
 
 def resolve_web(url: str) -> Request:
-    """Return the request for a file on a web server."""
+    """Return the request for a remote file on a web server."""
     try:
         parts = urlsplit(url)
         scheme = parts.scheme if parts.hostname else "no server"

@@ -46,7 +46,7 @@ NEXT_PAGE = re.compile(r'<[^<>?]*\?([^<>]*)>; *rel="?next"?')
 
 
 class Request(NamedTuple):
-    """A request to a server."""
+    """A request to a web server."""
 
     url: str  #: Address, without a user and password.
     headers: dict[str, str]  #: With credentials, which no other server is shown.
@@ -58,16 +58,16 @@ class Request(NamedTuple):
 
 
 class NotFoundError(NotFetchedError):
-    """The address does not exist."""
+    """The address does not exist on the web server."""
 
 
 def offline() -> bool:
-    """Return whether $HF_HUB_OFFLINE forbids requests."""
+    """Return whether $HF_HUB_OFFLINE forbids requests of the web."""
     return os.environ.get(OFFLINE, "").upper() in {"1", "ON", "YES", "TRUE"}
 
 
 def check_online(name: str) -> None:
-    """Check that requests are allowed; `name` is what is asked for.
+    """Check that requests of the web are allowed; `name` is what is asked for.
 
     Raises:
       UnreachableError: $HF_HUB_OFFLINE is set.
@@ -347,7 +347,7 @@ def head(request: Request, network: NetSettings) -> Origin:
 
 
 class Pages:
-    """The pages of one listing, which all together have `most_bytes` at most (limits.py)."""
+    """The pages of one listing on a web server, with `most_bytes` at most in all (limits.py)."""
 
     def __init__(self, network: NetSettings, most_bytes: int = limits.LISTING_BYTES):
         self._network, self._most_bytes = network, most_bytes
@@ -371,7 +371,7 @@ class Pages:
         return self._content(request)[0]
 
     def _content(self, request: Request) -> tuple[bytes, str]:
-        """Return the content of a page, within the limits, and what it says of other pages."""
+        """Return the content of a web server's page, within limits, and what it says of others."""
         self._limit = self._limit or limits.ListingLimit(request.name, self._most_bytes)
         self._limit.next_page(request.url)
 
@@ -449,7 +449,7 @@ def _length(headers: Mapping[str, str]) -> int | None:
 
 
 def _checksum(name: str, headers: Mapping[str, str]) -> str | None:
-    """Return the checksum that Google's storage sends with a file."""
+    """Return the checksum that Google's storage sends over the web with a file."""
     header = headers.get("x-goog-hash", "")
     hashes = dict(pair.strip().partition("=")[::2] for pair in header.split(","))
     for kind, size in SIZES.items():
@@ -510,7 +510,7 @@ def _check_range(
 
 
 def _check_content(name: str, url: str, headers: Mapping[str, str]) -> None:
-    """Check that the body is the file itself: not an error or sign-in page, not compressed."""
+    """Check that a web server's body is the file itself: no sign-in page, not compressed."""
     mime = headers.get("Content-Type", "").partition(";")[0].strip()
     kind = mime.lower()  # not shown: in lower case a secret would not be hidden
     is_itself = kind.endswith("json") and urlsplit(url).path.lower().endswith(JSON_ENDINGS)

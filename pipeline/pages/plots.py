@@ -25,7 +25,7 @@ HELD_OUT, ALARM, *_, TRAIN = COLOURS
 
 
 class Axis(NamedTuple):
-    """A horizontal axis of the loss: a column of loss.tsv, times `scale`."""
+    """A plot's horizontal axis of the loss: a column of loss.tsv, times `scale`."""
 
     column: str
     title: str
@@ -44,7 +44,7 @@ BY_BYTES = Axis("bytes_up", "By bytes sent", "sent by each peer", 1, lambda: Eng
 
 
 def _by_time(seconds: float) -> Axis:
-    """Return simulated time in a unit that suits the length of the run."""
+    """Return simulated time for a plot in a unit that suits the length of the run."""
     for unit, length in (("hours", 3600), ("minutes", 60)):
         if seconds >= 3 * length:
             return Axis("seconds", "By simulated time", unit, 1 / length, _with_commas)
@@ -130,7 +130,7 @@ def _loss(
     axis: Axis,
     mark: tuple[float, str] | None,
 ) -> bytes:
-    """Training loss and held-out loss against one column, with a vertical line at `mark`."""
+    """Plot training loss and held-out loss against one column, with a vertical line at `mark`."""
     markers = {"marker": "o", "ms": 3.5} if len(measured) <= MARKED else {}
     training_style = {"color": TRAIN, "lw": 1.2, "label": "training, mean over peers"}
     held_out_style = {"color": HELD_OUT, "lw": 2, "label": "held out"} | markers

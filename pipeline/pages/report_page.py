@@ -160,7 +160,7 @@ def _grid(
 
 
 def chances(verdict: dict, windows: int) -> list[tuple[int, float]]:
-    """Return pairs of n and the least chance that the draw has one of n false windows of a peer.
+    """Return the report's pairs of n and the least chance to draw one of n false windows.
 
     `windows` is the number for each peer.
     """
@@ -197,7 +197,7 @@ def _split_text(evaluated: dict) -> tuple[str, str] | None:
 
 
 def _flat(value: object, name: str) -> Iterator[tuple[str, str]]:
-    """Yield the dotted name and the JSON of each value in a table that is not null."""
+    """Yield for the report the dotted name and JSON of each value in a table that is not null."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from _flat(inner, f"{name}.{key}" if name else key)

@@ -75,7 +75,7 @@ def read(trained: Path, verdict: Path, evaluated: Path) -> Results:
 
 
 def read_tsv(path: Path) -> list[dict[str, float | None]]:
-    """Return the rows of a table of numbers, each by column name; None where one is unknown."""
+    """Return the rows of a stage's table of numbers, each by column name; None where unknown."""
     lines = path.read_text(encoding="utf-8").splitlines()
     return [
         {name: float(value) if value else None for name, value in line.items()}

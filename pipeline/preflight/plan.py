@@ -171,7 +171,7 @@ def memory_lines(run: runfile.Run, root: Path, *, converted: bool) -> Iterator[s
 
 
 def run_memory(run: runfile.Run, programs: Programs) -> DeviceMemory | None:
-    """Return the memory that a run takes on the devices; None if the backend has no figures."""
+    """Return the memory that a planned run takes on devices; None if the backend has no figures."""
     settings = round_settings(run)
     rows = np.zeros((run.peers.micro_batch, run.llm.max_seq_len), np.int32)
     work = programs.work(rows[:1], settings.closing.capacity(settings.trainers), len(rows))

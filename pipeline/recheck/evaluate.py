@@ -73,7 +73,7 @@ class Evaluated(Table):
 
     @property
     def scored(self) -> dict[str, dict[str, float | None]]:
-        """Scores of those tasks that have any."""
+        """Scores in evaluate.json of those tasks that have any."""
         return {name: scores for name, scores in self.tasks.items() if scores is not None}
 
 
@@ -201,7 +201,7 @@ def _held_out_rows(published: PublishedRun, split_size: int | None) -> HeldOutRo
 
 
 def _compare_loss(record: Evaluated, loss: MeanLoss) -> MeanLoss:
-    """Return the published loss, which is within rounding of what was measured here."""
+    """Return the published loss of evaluate.json, within rounding of what was measured here."""
     stated = MeanLoss(record.held_out_loss, record.held_out_stderr)
     names = ("held_out_loss", "held_out_stderr")
     for name, author, measured in zip(names, stated, loss, strict=True):
@@ -235,7 +235,7 @@ def _differs(name: str, author: object, measured: object) -> LockstepError:
 
 
 def _scores(published: PublishedRun, record: Evaluated) -> list[PublicClaim]:
-    """Score the tasks again where the reader asks for it; claim nothing where there are none.
+    """Score the tasks of evaluate.json again if the reader asks; claim nothing without any.
 
     A part that scores tasks offers the joint "run_file_tasks": `score_again(run, folder, names,
     shards, store)` returns the scores of a published run's tasks by name, as evaluate.json has
@@ -256,7 +256,7 @@ def _scores(published: PublishedRun, record: Evaluated) -> list[PublicClaim]:
 def compare_scores(
     recorded: dict[str, dict[str, float | None]], measured: dict[str, dict[str, float | None]]
 ) -> None:
-    """Compare the published scores with those computed here."""
+    """Compare the published scores of evaluate.json with those computed here."""
     for task in sorted(recorded.keys() | measured.keys()):
         if recorded.get(task, {}).keys() != measured.get(task, {}).keys():
             here, there = (sorted(scores.get(task, {})) for scores in (measured, recorded))

@@ -46,7 +46,7 @@ def recheck(published: PublishedRun) -> list[PublicClaim]:
 
 
 def _compare(published: PublishedRun, remade: Path) -> None:
-    """Compare the files that a model is read from with those made again."""
+    """Compare the exported files that a model is read from with those made again."""
     names = {file.name for file in remade.iterdir()}
     names |= {name for name in published.exported if ".safetensors" in name}
     for name in sorted(names):
@@ -62,7 +62,7 @@ def _compare(published: PublishedRun, remade: Path) -> None:
 
 
 def _companions(published: PublishedRun) -> list[PublicClaim]:
-    """Return the claims about the files beside the weights.
+    """Return the claims about the exported files beside the weights.
 
     generation_config.json of a run that began with fresh weights follows from the tokenizer and the
     model.

@@ -37,7 +37,7 @@ class PublishedTranscript(Transcript):
 
 
 class ReaderFiles(NamedTuple):
-    """What a reader has of the run, besides the publication."""
+    """What a reader has of the published run, besides the publication."""
 
     checkpoint: Path | None  # the folder that the run began with
     shards: Path | None  # the run's data, as stage download leaves them
@@ -156,7 +156,7 @@ class PublishedRun:
 
     @property
     def exported(self) -> dict[str, str]:
-        """SHA-256 of the export's files, by name."""
+        """SHA-256 of the published export's files, by name."""
         return {name: sha256 for name, sha256 in self.files.items() if "/" not in name}
 
 
@@ -167,7 +167,7 @@ def params_of(folder: Path, transcript: Transcript) -> Tree:
 
 
 def peers_by_window(chosen: PeersOfWindows) -> list[tuple[Window, tuple[int, ...]]]:
-    """Return each window once, with all its chosen peers, which are replayed together."""
+    """Return each published window once, with all its chosen peers, replayed together."""
     return [
         (window, tuple(sorted(peer for w, peers in chosen if w == window for peer in peers)))
         for window in sorted({window for window, _ in chosen})

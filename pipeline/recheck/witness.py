@@ -237,7 +237,7 @@ def _is_shown(
     claim: Finding,
     outcomes: Mapping[Window, WindowOutcome],
 ) -> bool:
-    """Return whether a replay's finding was found again; False if it could not be."""
+    """Return whether a witness's finding was found again here; False if it could not be."""
     window, peer = _window(published, claim.round), _replayed_peer(claim)
     replayed = {(w.first, w.peer) for w in verdict.replayed_windows}
     if (
@@ -255,7 +255,7 @@ def _is_shown(
 
 
 def _refuse_unknown(published: PublishedRun, verdict: Verdict, findings: Iterable[Finding]) -> None:
-    """Refuse a lie that got into the params, or that the verdict lacks and should have.
+    """Refuse a lie that got into the params, or that the witness's verdict should have.
 
     A replay has a peer's first finding in a window. Which one that is depends on whose steps are
     repeated too: a peer's own false message, or its false check of another's step.

@@ -24,7 +24,7 @@ def run_file(run: runfile.Run, *comments: str, notes: Mapping[str, str] | None =
 
 
 def _table(table: Table, path: tuple[str, ...], notes: Mapping[str, str]) -> Iterator[str]:
-    """Yield the lines of a table: its header and plain values, then its inner tables."""
+    """Yield a table's lines of text: its header and plain values, then its inner tables."""
     values: list[str] = []
     within: list[str] = []
     for name, field in type(table).model_fields.items():
@@ -48,7 +48,7 @@ def _table(table: Table, path: tuple[str, ...], notes: Mapping[str, str]) -> Ite
 
 
 def _variant(variant: Variant, path: tuple[str, ...], notes: Mapping[str, str]) -> Iterator[str]:
-    """Yield a variant's lines, if it has fields: its own table, or one key with a bare value."""
+    """Yield a variant's lines of text, if it has fields: its own table, or one key with a value."""
     tag = variant.tag()
     if variant.takes_table():
         yield from _table(variant, (*path, tag), notes)

@@ -14,7 +14,7 @@ DESCRIPTION_OF_BASE = "A run file beside it, from which it says only what differ
 
 
 class _WithoutTitles(GenerateJsonSchema):
-    """Leaves out the title that pydantic gives each key, which repeats its name."""
+    """Leaves out of the schema the title of each key, which repeats its name."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
@@ -36,7 +36,7 @@ def _with_base(schema: dict) -> dict:
     definitions = schema["$defs"]
 
     def required(node: dict) -> dict:
-        """Remove from a table and its inner ones what a complete file requires; return that."""
+        """Remove from the schema of a table, and inner ones, what a file requires; return that."""
         if "$ref" in node:
             node = definitions[node["$ref"].rpartition("/")[2]]
         if forms := node.get("anyOf"):

@@ -188,7 +188,7 @@ def check(run: Run, name: str, use: Use, consents: Consents = NONE, consent: str
 
 
 def answer_to(key: str) -> KeyAnswer | None:
-    """Return the answer to a key, or to a kind of an enum, by its dotted name; None without one."""
+    """Return the answer to a stranger's key, or kind of an enum, by its dotted name."""
     table, _, last = key.rpartition(".")
     for pattern, names, answer in ANSWERS:
         if fnmatchcase(table, pattern) and (names == "*" or last in names.split()):

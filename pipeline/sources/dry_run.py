@@ -41,7 +41,7 @@ class Sufficiency(NamedTuple):
 
     @property
     def is_too_little(self) -> bool:
-        """Whether the training will find too little."""
+        """Whether by the dry run the training will find too little."""
         return self.most is not None and self.need > self.passes * self.most
 
     @property
@@ -51,7 +51,7 @@ class Sufficiency(NamedTuple):
 
     @property
     def remedy(self) -> str:
-        """What to do where the data are, or may be, too little."""
+        """What to do, by the dry run, where the data are, or may be, too little."""
         again = f", or [peers] passes = {-(-self.need // self.least)}" if self.least else ""
         return f"more data, a smaller config.total_steps{again}"
 
@@ -129,7 +129,7 @@ def _amount(run: Run, survey: Survey) -> Sufficiency:
 
 
 def _time(total: int, first: Origin, options: FetchOptions) -> str:
-    """Return a line on how long the fetch takes, by the speed of a first piece."""
+    """Return the dry run's line on how long the fetch takes, by the speed of a first piece."""
     began = time.perf_counter()
     try:
         pieces = remote.read(first, 0, min(-(-first.size // 10), TIMED_BYTES), options.network)
@@ -179,7 +179,7 @@ def _table(run: Run, survey: Survey, amount: Sufficiency) -> Iterator[str]:
 
 
 def _rows(run: Run, survey: Survey, amount: Sufficiency) -> Iterator[str]:
-    """Yield lines on rows that are not tokens."""
+    """Yield the dry run's lines on rows that are not tokens."""
     length, words = run.llm.max_seq_len, survey.row_words
     run_line = f"  the run    {amount.need:,} rows in {run.config.total_steps:,} steps"
     if words is None:  # only reading tells
@@ -194,7 +194,7 @@ def _rows(run: Run, survey: Survey, amount: Sufficiency) -> Iterator[str]:
 
 
 def _estimate(text_bytes: int, amount: Sufficiency, length: int) -> Iterator[str]:
-    """Yield lines on text, whose tokens can only be estimated."""
+    """Yield the dry run's lines on text, whose tokens can only be estimated."""
     most, least = BYTES_OF_A_TOKEN
     low, high, need = text_bytes // most, text_bytes // least, amount.need
     yield (

@@ -34,7 +34,7 @@ def listing_sha256(entries: Iterable[tuple[str, str]]) -> str:
 
 
 def environment() -> dict[str, str]:
-    """Return the versions of the packages that a result's bits can depend on.
+    """Return the versions of packages that the bits of an artifact can depend on.
 
     The version of Python is not one: metrics are equal to the digit on each that was tried.
     """
@@ -43,7 +43,7 @@ def environment() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Paths:
-    """Where one stage of one run reads and writes."""
+    """Where one stage of one run reads and writes its artifacts."""
 
     stage: str  #: Name of the stage in dvc.yaml.
     run: Path  #: Path of the run file.
@@ -241,7 +241,7 @@ class Paths:
 
 
 def _inputs(stage: str, folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of what a stage read outside, by its key of `[pins]`."""
+    """Return the SHA-256 that a stage's artifact has of what was read outside, by its pin."""
     if stage not in INPUTS:
         return {}
     key, file, *tables = INPUTS[stage]

@@ -44,7 +44,7 @@ class CheckedCache:
         self._held = threading.local()  # `key` that this thread compiles, and its open `file`
 
     def get(self, key: str) -> bytes | None:
-        """Return the program stored under this name; None if there is none or another."""
+        """Return the compiled program stored under this name; None if there is none or another."""
         self._release()  # JAX does not store every program that it compiles
         until = time.monotonic() + PATIENCE
         program = self._read(key)
@@ -59,7 +59,7 @@ class CheckedCache:
         return program
 
     def put(self, key: str, value: bytes) -> None:
-        """Store a program, whole or not at all, unless another process is storing it."""
+        """Store a compiled program, whole or not at all, unless another process is storing it."""
         if getattr(self._held, "key", None) != key and not self._reserve(key):
             return
         file = self._held.file
@@ -102,7 +102,7 @@ class CheckedCache:
         return False
 
     def _release(self) -> None:
-        """Give up the lock of this thread, if it has one, and remove the file if it is unused."""
+        """Give up this thread's lock of a compiled program, if any; remove an unused file."""
         file = getattr(self._held, "file", None)
         if file is None:
             return

@@ -10,7 +10,7 @@ ENOUGH = 2**16  # open files of a training with thousands of peers
 
 
 def check() -> None:
-    """Raise the limit of this process as far as it may, and check that it is enough."""
+    """Raise this process's limit of descriptors as far as it may, and check that it is enough."""
     limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = ENOUGH if most == resource.RLIM_INFINITY else min(most, ENOUGH)
     if limit != resource.RLIM_INFINITY and limit < wanted:

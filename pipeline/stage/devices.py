@@ -54,7 +54,7 @@ STAY = (
 
 
 def prepare(run: "Run") -> None:
-    """Set the environment that JAX reads at its import; call this before.
+    """Set the environment that JAX reads of devices at its import; call this before.
 
     Values that the user has set stay, such as `JAX_PLATFORMS=cpu` or `JAX_NUM_CPU_DEVICES=1`, if
     `STAY` lists them.
@@ -143,7 +143,7 @@ def keep_compiled(folder: os.PathLike) -> None:
 
 
 def describe(processes: int = 1) -> dict[str, str]:
-    """Return what of this machine and process can change the bits of a result.
+    """Return what of the devices, machine and process can change the bits of a result.
 
     Several `processes` of a peer sum over their devices in an order of their own.
     """
@@ -171,7 +171,7 @@ def describe_programs() -> dict[str, str]:
 
 
 def environment_hash(environment: Mapping[str, str]) -> str:
-    """Return the SHA-256 of what can change bits, hex."""
+    """Return the SHA-256 of what of the devices can change bits, hex."""
     text = json.dumps({**environment}, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -179,7 +179,7 @@ def environment_hash(environment: Mapping[str, str]) -> str:
 def difference(
     current: Mapping[str, str], trained: Mapping[str, str]
 ) -> tuple[str, str | None, str | None] | None:
-    """Return the first setting that differs from the one where a run was trained, or None.
+    """Return the first setting that differs from that of the devices that trained, or None.
 
     It is the setting's name, its value here and its value there.
     """

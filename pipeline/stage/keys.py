@@ -40,7 +40,7 @@ MAKER = {out: name for name, out in OUT.items()}
 
 
 def needs(name: str) -> list[str]:
-    """Return the stages whose outputs the stage reads, in the order of dvc.yaml."""
+    """Return the stages whose outputs the stage's key depends on, in the order of dvc.yaml."""
     return [MAKER[dep] for dep in paths(STAGES[name], "deps") if dep in MAKER]
 
 
@@ -50,12 +50,12 @@ def upstream(name: str) -> set[str]:
 
 
 def code(name: str) -> list[str]:
-    """Return the stage's source dependencies: files and folders of the checkout."""
+    """Return the source that the stage's key depends on: files and folders of the checkout."""
     return [dep for dep in paths(STAGES[name], "deps") if dep not in MAKER]
 
 
 def tracked(name: str) -> list[str]:
-    """Return the dotted names of the run file's tables and values that the stage depends on.
+    """Return the run file's tables and values that the stage's key depends on, by dotted names.
 
     Pins are not among them. A pin may refuse a result, but never changes one, so a finished run can
     be pinned without running again.
@@ -106,7 +106,7 @@ class Keys:
         return {key: pin for key, pin in pins.items() if pin}
 
     def tables(self, name: str) -> dict[str, object]:
-        """Return the parts of the run file that stage `name` depends on, as they are written."""
+        """Return the parts of the run file that stage `name`'s key depends on, as written."""
         return {table: self.table(table) for table in tracked(name)}
 
     def key(self, name: str) -> str:
@@ -143,7 +143,7 @@ class Keys:
         return self._sources[path]
 
     def _runs_workload(self, name: str) -> bool:
-        """Return whether stage `name` runs a user's code, and so depends on it."""
+        """Return whether stage `name` runs a user's code, on which its key depends then."""
         if name == MADE_BY_WORKLOAD:
             location = self.table("model.LLM.data_location")
             if "Workload" not in (location if isinstance(location, dict) else {location}):

@@ -52,7 +52,7 @@ def _end(number: int, _: FrameType | None) -> None:
 
 @contextmanager
 def cleaning(clean: Callable[[], object], then: str = AGAIN) -> Iterator[None]:
-    """Call `clean` at the end of the block, or of the process if that is asked to end inside it.
+    """Call `clean` at the end of the block, or of the process if a signal asks it to end in it.
 
     It may be called twice. `then` says in one line what the same command does after a request.
     """
@@ -87,7 +87,7 @@ def stopping() -> Iterator[Callable[[], int]]:
 
 
 def is_asked() -> bool:
-    """Return whether this process was asked to stop, and has not yet, inside `stopping`."""
+    """Return whether a signal asked this process to stop, and it has not, inside `stopping`."""
     return bool(_received)
 
 

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Setup:
-    """The programs and data with which trainers and auditors of a run compute.
+    """The set-up of a run: programs and data with which trainers and auditors compute.
 
     `model` is what is trained, as the transcript's header has it; `data` are the rows to train on,
     and `start` is the state before the first round.
@@ -68,7 +68,7 @@ class Setup:
 
 
 def read(run: runfile.Run, init: Path, shards: Path) -> Setup:
-    """Read what the stages convert and download left in `init` and `shards`.
+    """Set up a run from what the stages convert and download left in `init` and `shards`.
 
     Raises:
       LockstepError: The run asks for what the model or the data cannot have, or an earlier run's
@@ -84,7 +84,7 @@ def read(run: runfile.Run, init: Path, shards: Path) -> Setup:
 
 
 def read_to_train(run: runfile.Run, init: Path, shards: Path) -> Setup:
-    """Do as `read`, and check that the run can be trained on these rows."""
+    """Set up a run as `read` does, and check that it can be trained on these rows."""
     _check_kind(run, shards)
     setup = read(run, init, shards)
     _check_tokens(setup, shards)
@@ -121,7 +121,7 @@ def blank(
 
 
 def self_test(setup: Setup) -> str:
-    """Return the hash of the result of a first step on the run's first sequences here."""
+    """Return the hash of the result of the set-up run's first step, on its first sequences."""
     programs, (state, step, index) = setup.programs, setup.start
     group = device_groups(jax.devices(), programs.parts)[0]
     replica = Replica.put(programs, group, state.params, state.shared)
@@ -183,7 +183,7 @@ def _not_repeated(setup: Setup, what: str) -> LockstepError:
 
 
 def _read_start(init: Path, run: runfile.Run, programs: Programs) -> Start:
-    """Return stage convert's output: fresh params, or the final state of an earlier run."""
+    """Return the set-up run's start from stage convert: fresh params, or an earlier run's."""
     params = load_nested(init / "params.safetensors")
     group = device_groups(jax.devices(), programs.parts)[0]
     own, shared = jax.tree.map(np.asarray, programs.init(group.put(params)))

@@ -14,7 +14,7 @@ from pipeline.start.set_up import Setup
 
 
 class Site:
-    """Where rounds take place: here, in this process or others that it starts, for all peers.
+    """The site where rounds take place: here, in this process or others, for all peers.
 
     start: The state before the first round, with what peers here own alone.
     swarm: What takes the rounds, of the arguments of `Swarm`.
@@ -26,22 +26,22 @@ class Site:
         self.observers: Sequence[Observer] = [Watch(setup.settings.closing.limit)]
 
     def begin(self, start: StartingPoint, peers: RunningPeers, writer: Writer) -> StartingPoint:
-        """Return where a training goes on that has nothing newer than `start`."""
+        """Return where a training at this site goes on that has nothing newer than `start`."""
         return start
 
 
 class OffersStoredRun(Protocol):
-    """Where rounds take place over a store, in place of peers that this run starts."""
+    """A site over a store, in place of peers that this run starts."""
 
     def stored_run(self, setup: Setup) -> Site:
-        """Return where the rounds of a run over a store take place."""
+        """Return the site where the rounds of a run over a store take place."""
 
 
 STORED_RUNS = Joint[OffersStoredRun]("stored_run")
 
 
 def site_of(setup: Setup) -> Site:
-    """Return where the rounds of a run take place.
+    """Return the site where the rounds of a run take place.
 
     Raises:
       LockstepError: In a store that the run does not name, or that no part here can follow.

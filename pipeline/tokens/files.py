@@ -68,7 +68,7 @@ class TokenFiles:
                 rows_NW[row] = np.frombuffer(content, rows_NW.dtype)
 
     def expect(self, file_N: np.ndarray, start_N: np.ndarray) -> None:
-        """Fetch remote rows in the background."""
+        """Fetch remote rows of token files in the background."""
         is_far_N = self._is_far_F[file_N]
         if is_far_N.any():
             self._streams.expect(self._ranges(file_N[is_far_N], start_N[is_far_N]))
@@ -112,7 +112,7 @@ class TokenFiles:
 
 
 class _Opened(int):
-    """A file descriptor that closes with its last reference."""
+    """A token file's descriptor, which closes with its last reference."""
 
     path: Path
 
@@ -126,7 +126,7 @@ class _Opened(int):
 
 
 def chunks(path: Path, dtype: str, length: int) -> Iterator[np.ndarray]:
-    """Yield a file in arrays of `length` numbers, the last one shorter."""
+    """Yield a token file in arrays of `length` numbers, the last one shorter."""
     with open(path, "rb") as file:
         while len(chunk := np.fromfile(file, dtype, length)):
             yield chunk

@@ -25,7 +25,7 @@ KINDS: dict[Column, str] = {
 
 
 class InvalidId(NamedTuple):
-    """An id beyond its limit, at index `column * L + token` of a row."""
+    """A token id beyond its limit, at index `column * L + token` of a row."""
 
     row: int
     index: int
@@ -33,7 +33,7 @@ class InvalidId(NamedTuple):
     limit: int
 
     def error(self, where: str, number: np.integer, offset: int) -> LockstepError:
-        """Return the error: the id `number` at token `offset` of a file."""
+        """Return the error of an invalid id: the id `number` at token `offset` of a file."""
         return LockstepError(
             f"{where}: found {KINDS[self.column]} {number} at token {offset}, expected ids below "
             f"{self.limit}"

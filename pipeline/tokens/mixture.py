@@ -30,7 +30,7 @@ FAST = 2**31 - 1  # heights of so many indices are exact in 61 bits; more need P
 
 
 def counts(weights: Sequence[float | None], sizes: Sequence[int]) -> np.ndarray:
-    """Return how many indices each part gets, as many in all as there are sequences.
+    """Return how many indices each part of a mixture gets, as many in all as sequences.
 
     With weights, n_p is w_p / sum(w) * N rounded down, and the indices that this leaves go to the
     largest remainders, equal ones in the order of the parts. Without, n_p is the part's size.

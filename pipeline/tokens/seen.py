@@ -22,7 +22,7 @@ FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd: a product loses no bit
 
 
 def share(folder: Path, shards: Shards) -> float | None:
-    """Return the share of the held-out split's windows that stand in the train split.
+    """Return the share of the held-out split's windows that are seen in the train split.
 
     None where that is not known: of rows with columns or of other numbers, and of tokens that are
     read while training; and where the split has no window.
@@ -46,7 +46,7 @@ def sampled(held_out: Sequence[ShardFile]) -> int:
 
 
 def seen(held_out: Iterable[np.ndarray], train: Iterable[np.ndarray], every: int = 1) -> np.ndarray:
-    """Return the hashes of windows that stand in both, ascending; one in `every`."""
+    """Return the hashes of windows seen in both splits, ascending; one in `every`."""
     own_H = np.unique(np.concatenate([windows(tokens_T, every) for tokens_T in held_out]))
     found_H = np.zeros(len(own_H), bool)
     # most windows of the train split are told by a table of the hashes' first bits

@@ -156,7 +156,7 @@ class Sequences:
         return block.files[within_N], block.starts[within_N]
 
     def _find(self, indices_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the file of each position's row, and the row's offset in it in bytes."""
+        """Return the file of each position's sequence, and where it is there, in bytes."""
         pass_N, sequence_N = np.divmod(indices_N, max(1, self.count))
         for number in np.unique(pass_N).tolist():
             of_pass = pass_N == number
@@ -193,7 +193,7 @@ class Sequences:
     # ---- Reading ahead ----
 
     def _expect(self, low: int, high: int, count: int) -> None:
-        """Fetch the positions ahead that are likely to be read next.
+        """Fetch the sequences ahead that are likely to be read next.
 
         In each round peers read spans of its positions, in any order, and the next round's follow.
         So positions read near a stretch belong to it, and after it as many are expected as it has,
@@ -212,7 +212,7 @@ class Sequences:
 
 
 class _Block(NamedTuple):
-    """The files and offsets of consecutive positions, from `first` on."""
+    """The files and offsets of consecutive sequences' positions, from `first` on."""
 
     first: int
     files: np.ndarray

@@ -110,7 +110,7 @@ class Shards(Table):
     source: dict[str, JsonValue]
 
     def split(self, split: Split) -> tuple[ShardFile, ...]:
-        """Return the files of one split, in order."""
+        """Return the shards' files of one split, in order."""
         return tuple(file for file in self.files if file.split == split)
 
     def all_to_train(self) -> "Shards":
@@ -177,14 +177,14 @@ def write_shards(folder: Path, shards: Shards) -> None:
 
 
 def shard_path(split: Split, number: int) -> str:
-    """Return the path of the `number`-th token file of a split; names sort in that order."""
+    """Return the path of a split's `number`-th shard; names sort in that order."""
     return f"{split}/{number:05}.ds"
 
 
 def write_shard(
     folder: Path, split: Split, number: int, numbers: np.ndarray, name: str | None = None
 ) -> ShardFile:
-    """Write the `number`-th token file of a split, and describe it.
+    """Write a split's `number`-th shard, and describe it.
 
     `numbers` are little-endian integers of the token size; by default `name` is the file's path.
     """
@@ -195,7 +195,7 @@ def write_shard(
 
 
 def duplicates(shards: Shards) -> list[tuple[str, str]]:
-    """Return the names of files with equal hashes: each with the first that has it."""
+    """Return the names of shards' files with equal hashes: each with the first that has it."""
     first: dict[str, str] = {}
     pairs = []
     for file in shards.files:

@@ -194,7 +194,7 @@ def token_bytes(name: str, content: bytes, size: int) -> int | None:
 
 
 def split_of(name: str) -> str | None:
-    """Return the split that a path names: `train`, one of HELD_OUT_SPLITS, or None.
+    """Return the split that a path's signs name: `train`, one of HELD_OUT_SPLITS, or None.
 
     It is the first word of the nearest folder that begins with one, else any word of the file's
     name, as in `test/000.ds`, `fineweb_val_000000.bin` and `train-00000-of-00009.parquet`.

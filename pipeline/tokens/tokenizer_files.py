@@ -124,7 +124,7 @@ class Tokenless:
 
 
 def _has_all_bytes(tokenizer: "Tokenizer") -> bool:
-    """Whether a BPE has a token for each byte, so that it leaves out nothing."""
+    """Whether a tokenizer's BPE has a token for each byte, so that it leaves out nothing."""
     from tokenizers.pre_tokenizers import ByteLevel
 
     model = tokenizer.model
@@ -217,5 +217,5 @@ def _check_converted(tokenizer: "TokenizersBackend", folder: Path, what: str) ->
 
 
 def vocab_size(tokenizer: "Tokenizer") -> int:
-    """Return one more than the largest token id, added tokens included."""
+    """Return one more than the tokenizer's largest token id, added tokens included."""
     return max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1

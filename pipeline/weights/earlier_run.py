@@ -27,7 +27,7 @@ class EarlierRun(NamedTuple):
 
 
 def copy(key: str, paths: Paths, folder: Path) -> EarlierRun:
-    """Copy what stage train continues from into `folder`: params, state and hf/ files, if any.
+    """Copy what stage train continues from of an earlier run into `folder`.
 
     The key is that of the earlier run's train stage, as in data/trained/made-<key>.json.
 

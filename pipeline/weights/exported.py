@@ -57,7 +57,7 @@ class Exported(NamedTuple):
     texts: TextSettings
 
     def by_rules(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function as this model computes: by the rules of `same_bits`, or as it is."""
+        """Return a function as this exported model computes: by `same_bits`' rules, or as it is."""
         return same_bits(function, self.product) if self.product else function
 
     @property

@@ -57,7 +57,7 @@ def why_refused(folder: Path) -> str | None:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read the config.json of a folder."""
+    """Read the config.json of a Hugging Face folder."""
     if not folder.is_dir():
         raise LockstepError(f"{folder}: no such folder, expected config.json and safetensors in it")
     return read_json(folder / CONFIG)
@@ -115,7 +115,7 @@ class Slot(NamedTuple):
 
 
 def param_shapes(model: Architecture, config: Any) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every param by its path joined with "/"."""
+    """Return the shape of every param of a Hugging Face model by its path joined with "/"."""
     return {path: x.shape for path, x in flatten_dict(model.shapes(config), sep="/").items()}
 
 
@@ -145,7 +145,7 @@ def _check_tensors(
     files: Mapping[str, TensorFile],
     where: str,
 ) -> dict[str, str]:
-    """Compare the tensors of files, by name, with the slots of a model.
+    """Compare the tensors of Hugging Face files, by name, with the slots of a model.
 
     Return copies of tied tensors: name -> name of the tensor that it must equal.
     """
@@ -196,7 +196,7 @@ def _check_params(
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the safetensors files of a folder: a single one, or those that its index names.
+    """Return the safetensors files of a Hugging Face folder: one, or those of its index.
 
     Raises:
       LockstepError: There are none, or the index is damaged or names a file elsewhere.
@@ -221,7 +221,7 @@ def _no_progress(nbytes: int) -> None:
 
 
 class HfFolder:
-    """A model in a folder; its tensors are checked at once, and their values read when needed.
+    """A model in a Hugging Face folder; its tensors' values are read when needed.
 
     Attributes:
       hf_config: Content of config.json, with the `dtype` that the tensors are stored in (float32
@@ -338,7 +338,7 @@ def write_folder(
     max_shard_bytes: int = 5 * 2**30,
     advance: Callable[[int], object] = _no_progress,
 ) -> None:
-    """Write config.json and safetensors; equal params give equal bytes.
+    """Write a Hugging Face folder's config.json and safetensors; same params, same bytes.
 
     Args:
       folder: Existing folder to write to.

@@ -62,7 +62,7 @@ def with_context(model: dict[str, Any], max_seq_len: int) -> dict[str, Any]:
 
 
 def generation_config(checkpoint: Path, model: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Return the settings of the checkpoint's own file with the token ids of all sources.
+    """Return the model folder's settings of generation, with all sources' token ids.
 
     `model` is the content of config.json, and `folder` that of the export, with its tokenizer if it
     has one.

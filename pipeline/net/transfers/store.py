@@ -42,7 +42,7 @@ DAMAGED = 2  # times that a file may arrive with a wrong checksum
 
 
 class Transfer(NamedTuple):
-    """A file to fetch: its name in errors, its origin, and how many of its first bytes.
+    """A file to fetch into the store: its name, origin, and how many of its first bytes.
 
     `author` is who gave the checksum of the origin.
     """
@@ -141,7 +141,7 @@ def forget(store: Path, hashes: Iterable[str]) -> None:
 
 @dataclass
 class _Fetch:
-    """One transfer: what is stored already, and what is fetched into a partial file."""
+    """One transfer into the store: what is there, and what is fetched into a partial file."""
 
     transfer: Transfer
     store: Path
@@ -182,7 +182,7 @@ class _Fetch:
             self.furthest = offset
 
     def _find(self, folder: Path, name: str) -> StoredFile | None:
-        """Return the file if it was fetched before and is undamaged."""
+        """Return the stored file if it was fetched before and is undamaged."""
         for entry in os.listdir(folder):  # a few; a pattern would take longer than the rest
             start, _, expected = entry.partition(".")
             if start != name or expected == "part":
@@ -211,7 +211,7 @@ class _Fetch:
                         part.write(piece)
 
     def _fill(self, part: BinaryIO) -> str:
-        """Fetch the missing bytes of a partial file, verify the whole, and return its SHA-256."""
+        """Fetch a stored file's missing bytes, verify the whole, and return its SHA-256."""
         origin, size = self.transfer.origin, self.transfer.size
         # the checksum is of the whole file
         expected = origin.checksum if size == origin.size else None
@@ -238,7 +238,7 @@ class _Fetch:
         )
 
     def _complete(self, part: BinaryIO, digests: dict[str, Any], *, checked: bool) -> None:
-        """Fetch the missing bytes of a partial file, and hash all of it; `checked` as in `read`."""
+        """Fetch a stored file's missing bytes, and hash all of it; `checked` as in `read`."""
         size, done = self.transfer.size, 0
         part.seek(0)
         for piece in _pieces(part, size):
@@ -257,7 +257,7 @@ class _Fetch:
 
 @contextmanager
 def _locked(path: Path, stop: Event) -> Iterator[BinaryIO | None]:
-    """Open a partial file, locked against other processes; None if its last holder finished it."""
+    """Open a partial file of the store, locked; None if its last holder finished it."""
     with open(path, "a+b", buffering=0, opener=_no_link) as part:
         while True:
             try:
@@ -307,5 +307,5 @@ def _link(source: Path, target: Path) -> None:
 
 
 def _no_link(path: str, flags: int) -> int:
-    """Open a file unless it is a link: others may have been in the folder."""
+    """Open a file of the store unless it is a link: others may have been in the folder."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)

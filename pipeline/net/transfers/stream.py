@@ -32,7 +32,7 @@ Key = tuple[str, str, int, int]
 
 @dataclass(eq=False, slots=True)
 class _Piece:
-    """A range of a file, with its content or its error once it was fetched."""
+    """A streamed range of a file, with its content or its error once it was fetched."""
 
     origin: Origin
     start: int

@@ -79,7 +79,7 @@ def source_sha256(location: DataCorpus, options: FetchOptions) -> str | None:
 
 
 def fetch(location: DataCorpus, folder: Path, options: FetchOptions) -> Fetched:
-    """Tokenize the source of the packages.
+    """Tokenize the corpus: the source of the packages.
 
     Raises:
       LockstepError: a package is not installed, a file changes meanwhile, nothing fits into the
@@ -92,7 +92,7 @@ def fetch(location: DataCorpus, folder: Path, options: FetchOptions) -> Fetched:
 
 
 class _PackageText(DocumentReader):
-    """The files, each a document; `opened` has the SHA-256 of those that were read."""
+    """The files of a corpus, each a document; `opened` has the SHA-256 of those read."""
 
     def __init__(
         self,
@@ -172,7 +172,7 @@ def _choose(
 
 
 def held_out_of(sizes: Mapping[str, int], held_out_percent: float) -> list[str]:
-    """Return held-out names: packages or files that fit into `held_out_percent` of all bytes.
+    """Return held-out names of the corpus: packages or files within a share of all bytes.
 
     They are tried in the order of the SHA-256 of their names. So another version of the packages
     holds out nearly the same, and one large file does not make the held-out part too large, as

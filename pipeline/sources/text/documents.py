@@ -80,7 +80,7 @@ def documents(
     alone: bool = False,
     groups: RowGroups | None = None,
 ) -> Iterator[str]:
-    """Yield the texts of a file in their order.
+    """Yield the documents of a file in their order: its texts.
 
     Args:
       path: the file.
@@ -154,7 +154,7 @@ def _of_parquet(
 
 
 def _check_column(schema: "Schema", name: str, column: str) -> None:
-    """Check that a parquet file has one column of this name, of text."""
+    """Check that a parquet file of documents has one column of this name, of text."""
     from pyarrow import types
 
     # a shard may have nothing but nulls

@@ -167,7 +167,7 @@ class SplitFiles(Table, extra="ignore"):
 
 
 class HubSubset(Table, extra="ignore"):
-    """A subset, which the hub calls a config."""
+    """A subset of a dataset's text files, which the hub calls a config."""
 
     config_name: Pattern
     data_dir: Pattern = "."
@@ -243,7 +243,7 @@ def _warn_of_subsets(files: Iterable[LocationFile], where: str, network: Network
 
 
 def _read_readme(files: Iterable[LocationFile], network: Network) -> bytes | None:
-    """Return a dataset's README.md; None if it has none that is small enough."""
+    """Return the README.md beside text files; None if it has none that is small enough."""
     origin = next((file.origin for file in files if file.name == README), None)
     if origin is None or origin.size > MOST_README:
         return None
@@ -251,7 +251,7 @@ def _read_readme(files: Iterable[LocationFile], network: Network) -> bytes | Non
 
 
 def subsets(readme: bytes, where: str) -> dict[str, HubSubset]:
-    """Return the subsets that the front matter of a README.md lists, by name."""
+    """Return the subsets of text files that a README.md's front matter lists, by name."""
     text = readme.decode(errors="replace").replace("\r\n", "\n")
     beginning, _, rest = text.partition(FENCE)
     front, fence, _ = rest.partition(f"\n{FENCE}")

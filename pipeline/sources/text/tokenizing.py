@@ -140,14 +140,14 @@ class DocumentReader(ABC):
 
 
 class Piece(NamedTuple):
-    """A document's text, or a part of it; `ends` if it is the last."""
+    """A document's text to tokenize, or a part of it; `ends` if it is the last."""
 
     text: str
     ends: bool
 
 
 def cut(text: str) -> Iterator[Piece]:
-    """Yield a document in pieces of at most PIECE characters.
+    """Yield a document in pieces to tokenize, of at most PIECE characters.
 
     A longer one is cut after a line break between two non-space characters, where common tokenizers
     cut too, so that byte-level ones give the tokens of the whole. (Where a tokenizer writes a space
@@ -164,7 +164,7 @@ def cut(text: str) -> Iterator[Piece]:
 
 
 def _border(text: str) -> int:
-    """Return where to cut a text of more than PIECE characters."""
+    """Return where to cut a text to tokenize of more than PIECE characters."""
     if (after := LINE.match(text)) or (before := TEXT.match(text, 0, PIECE)):
         return (after or before).end()
     return max(0, text.rfind(" ", 1, PIECE)) or PIECE
@@ -271,7 +271,7 @@ def write_tokens(
 
 
 def names_of(readers: Sequence[DocumentReader]) -> str:
-    """Return what errors and records call several sources."""
+    """Return what errors and records call several tokenized sources."""
     return " and ".join(reader.read for reader in readers)
 
 
@@ -283,7 +283,7 @@ def _none_in(split: Split, read: str, counts: Counter[str], percent: float) -> L
 
 
 def most_tokens(limit: Limit | None, split: Split) -> int | None:
-    """Return how many tokens of a split a limit leaves; None is all of them.
+    """Return how many tokens of a tokenized split a limit leaves; None is all of them.
 
     Steps need whole sequences, and the end of a shard holds none.
     """

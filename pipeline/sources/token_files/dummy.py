@@ -22,12 +22,12 @@ TOKENS = 2**48  # more than any run asks for
 
 
 def survey(location: DataDummy, options: FetchOptions) -> Survey:
-    """Describe one file that exists nowhere."""
+    """Describe the dummy: one file that exists nowhere."""
     return Survey("zeros", (SurveyedFile("zeros", TRAIN, 0, TOKENS),), 1)
 
 
 def fetch(location: DataDummy, folder: Path, options: FetchOptions) -> Fetched:
-    """List one file that exists nowhere; nothing is fetched or written."""
+    """List the dummy, one file that exists nowhere; nothing is fetched or written."""
     zeros = ShardFile(
         path=shard_path(TRAIN, 0),
         split=TRAIN,

@@ -124,7 +124,7 @@ def fetch_files(
 
 
 def fetch_tokenizer(listing: Listing, folder: Path, options: FetchOptions) -> int | None:
-    """Put the tokenizer's files in place; return the size of its vocabulary, None without one."""
+    """Fetch the tokenizer's files; return the size of its vocabulary, None without one."""
     if not listing.tokenizer:
         return None
     for file in listing.tokenizer:
@@ -155,7 +155,7 @@ def _check_versions(listing: Listing) -> None:
 
 
 def _shard_paths(chosen: list[ChosenFile]) -> Iterator[tuple[ChosenFile, str]]:
-    """Yield each file with its path in the shards folder: its number in its split."""
+    """Yield each fetched file with its path in the shards folder: its number in its split."""
     counts = dict.fromkeys((TRAIN, HELD_OUT), 0)
     for pick in chosen:
         yield pick, shard_path(pick.split, counts[pick.split])
@@ -233,7 +233,7 @@ def _check_signs(content: bytes, size: int, name: str) -> None:
 def _check_beside(
     listing: Listing, chosen: Sequence[ChosenFile], options: FetchOptions
 ) -> tuple[str, ...]:
-    """Check what the files beside token files say, the first of each kind; return warnings."""
+    """Check what the files beside fetched ones say, the first of each kind; return warnings."""
     by_name = {(file.part, file.name): file for file in listing.beside}
     by_ending: dict[str, tuple[LocationFile, LocationFile]] = {}  # the first that has one
     for pick in chosen:

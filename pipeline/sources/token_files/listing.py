@@ -48,7 +48,7 @@ READ_AS = ("token_size_in_bytes", "shuffle")
 
 
 class LocationFile(Table):
-    """A file by its path in a location, and where its bytes are.
+    """A listed file by its path in a location, and where its bytes are.
 
     Where several locations are mixed, `part` is the number of its own.
     """
@@ -59,7 +59,7 @@ class LocationFile(Table):
 
     @property
     def label(self) -> str:
-        """The file's address for errors, without credentials."""
+        """The listed file's address for errors, without credentials."""
         return self.origin.url if self.origin.is_local else hide(self.origin.url.partition("#")[0])
 
 
@@ -138,7 +138,7 @@ def tokenizer_files(files: Iterable[LocationFile]) -> tuple[LocationFile, ...]:
 
 
 def local_file(path: Path, root: Path) -> LocationFile:
-    """Describe a file of this machine."""
+    """Describe a file of this machine for a listing."""
     size, nanoseconds = stamp(path)
     origin = Origin(url=str(path.absolute()), size=size, tag=str(nanoseconds))
     return LocationFile(name=path.relative_to(root).as_posix(), origin=origin)
@@ -156,7 +156,7 @@ def check_local(listing: Listing, root: Path) -> Listing:
 
 
 class ChosenFile(NamedTuple):
-    """A file that a run reads, or the first tokens of one."""
+    """A listed file that a run reads, or the first tokens of one."""
 
     file: LocationFile
     split: Split
@@ -178,12 +178,12 @@ def survey_files(listing: Listing, options: FetchOptions) -> Survey:
 
 
 def first_far(files: Iterable[LocationFile]) -> Origin | None:
-    """Return the origin of the first file that is not on this machine; None if all are."""
+    """Return the origin of the first listed file that is not on this machine; None without."""
     return next((file.origin for file in files if not file.origin.is_local), None)
 
 
 def choose(listing: Listing, options: FetchOptions) -> tuple[list[ChosenFile], tuple[str, ...]]:
-    """Return the files of both splits that a run reads, and warnings.
+    """Return the listed files of both splits that a run reads, and warnings.
 
     Raises:
       LockstepError: there are no token files, or one is empty or of odd length.
@@ -254,7 +254,7 @@ def is_by_default(listing: Listing, limit: Limit | None) -> bool:
 
 
 def _splits(files: Sequence[LocationFile], *, unnamed: bool) -> list[str | None]:
-    """Return the split that each name says; None for a location's only file if `unnamed`."""
+    """Return the split that each listed name says; None for an only file if `unnamed`."""
     counts = Counter(file.part for file in files)
     return [None if unnamed and counts[f.part] == 1 else split_of(f.name) for f in files]
 
@@ -285,7 +285,7 @@ def max_tokens(limit: Limit | None) -> dict[Split, int | None]:
 
 
 def _shares(listing: Listing, candidates: list[ChosenFile]) -> list[float]:
-    """Return each part's share of a limit."""
+    """Return each listed part's share of a limit."""
     if not listing.parts:
         return [1.0]
     weights = [part.weight or 0.0 for part in listing.parts]
@@ -296,7 +296,7 @@ def _shares(listing: Listing, candidates: list[ChosenFile]) -> list[float]:
 
 
 def _first(candidates: list[ChosenFile], limit: Limit | None, share: float) -> list[ChosenFile]:
-    """Return the first of these files; a limit on tokens or sequences cuts the last."""
+    """Return the first of these listed files; a limit on tokens or sequences cuts the last."""
     if limit is None or limit.files:
         return candidates[: None if limit is None else limit.files]
     # what counts of each file: its tokens, or its whole sequences
