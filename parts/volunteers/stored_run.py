@@ -63,7 +63,7 @@ class StoredRun(Observer):
         return LateJoiner(chain, states, self.setup.settings).begin(start, peers, writer)
 
     def swarm(self, *arguments: Any, spool: Path, **more: Any) -> StoredSwarm:
-        """Return the peers of the run, from the arguments of `Swarm`; its faults are the last."""
+        """Return the stored run's peers, from the arguments of `Swarm`; its faults are the last."""
         volunteer, chain = self.process.volunteer, self.process.chain
         if volunteer is not None:
             transcript, store = spool / "transcript", chain.store

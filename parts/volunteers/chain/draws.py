@@ -53,7 +53,7 @@ class AuditDraws:
     _windows: dict[int, tuple[str, int]] = field(default_factory=dict)  # of a slot's newest key
 
     def took(self, senders: Mapping[int, str]) -> None:
-        """Account for a round, by whose messages stand in its link: the key of each peer."""
+        """Account for a round in the draws, by the peers' keys whose messages stand in its link."""
         for peer, key in senders.items():
             before = self._senders.get(peer, ())
             self._senders[peer] = before if before[-1:] == (key,) else (*before, key)
@@ -76,12 +76,12 @@ class AuditDraws:
         return drawn
 
     def to_json(self) -> list[Any]:
-        """Return all of it, for a checkpoint."""
+        """Return all draws of the run so far, for a checkpoint."""
         draws = [*self.drawn], [*self.spared]
         return [*draws, [*self._senders.items()], [*self._windows.items()]]
 
     def restore(self, data: list[Any]) -> None:
-        """Go on from a checkpoint."""
+        """Go on with the draws from a checkpoint."""
         drawn, spared, senders, windows = data
         self.drawn, self.spared = ([AuditDraw(*one) for one in some] for some in (drawn, spared))
         self._senders = {peer: tuple(some) for peer, some in senders}

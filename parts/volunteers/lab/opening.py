@@ -61,7 +61,7 @@ def state_bytes(state: State) -> int:
 
 
 def open_run(store: Store, setup: Setup, key: PrivateKey, planted: Hash | None) -> RunDocument:
-    """Put run.json, with the hash of the lab's seal if it plants lies.
+    """Open a run in the lab's store: put run.json, with the hash of the lab's seal of any lies.
 
     Raises:
       LockstepError: there is another run.
