@@ -6,6 +6,7 @@ import jax
 import numpy as np
 
 from benchmarks.measuring import in_turns
+from lockstep.programs.replica import RoundMerge
 from lockstep.swarm.faults import FaultSchedule
 from lockstep.swarm.peers import RoundSteps, make_peers, work_of
 from lockstep.swarm.swarm import Swarm
@@ -84,7 +85,7 @@ class Trial:
     def apply(self) -> None:
         """The params of the next round, on every device, by the messages of a step."""
         assigned = {peer: work.count for peer, work in self.work.items()}
-        self.peers.receive(self.messages, assigned, 1)
+        self.peers.receive(RoundMerge(self.messages, assigned, 1, assigned))
         jax.block_until_ready(list(self.peers.params_on.values()))
 
     def take_round(self) -> None:

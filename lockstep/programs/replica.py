@@ -6,6 +6,7 @@ Trainers, verifiers, the self-test and an audit's replay all call `Replica.step`
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -16,6 +17,24 @@ from lockstep.programs.placement import DeviceGroup
 from lockstep.programs.train_step import PeerResult, Programs
 from lockstep.protocol.closing import age_of, slot
 from lockstep.wire import spool
+
+
+class RoundMerge(NamedTuple):
+    """The messages that a round applies, and how much each of them counts; all by slot."""
+
+    messages: Mapping[int, Tree]
+    sequences: Mapping[int, int]  # on how many each of them was computed
+    step: int  # the round
+    weights: Mapping[int, int]  # in means over the peers
+
+    def is_same(self, other: "RoundMerge") -> bool:
+        """Return whether another one has the same result: it is of the very same trees."""
+        mine, others = self.messages, other.messages
+        return (
+            mine.keys() == others.keys()
+            and all(mine[slot] is others[slot] for slot in mine)
+            and self[1:] == other[1:]
+        )
 
 
 @dataclass(frozen=True)
@@ -51,26 +70,19 @@ class Replica:
             return own
         return self.programs.align(own, self.params, self.group.whole(np.int32(step)))
 
-    def receive(
-        self,
-        messages: Mapping[int, Tree],
-        sequences: Mapping[int, int],
-        count: int,
-        step: int,
-        weights: Mapping[int, int] | None = None,
-    ) -> "Replica":
-        """Return the replica after messages, by slot, of some of the run's `count` peers.
+    def receive(self, merge: RoundMerge, count: int, stacked: Tree | None = None) -> "Replica":
+        """Return the replica after messages of some of the run's `count` peers.
 
-        Messages are stacked to one tree with a leading axis [peer], absent rows zero; a peer's
-        weight is by default how many sequences it was assigned for its message. Messages of earlier
-        rounds follow, as many rows again for each age up to the oldest's. Large messages are never
-        stacked whole; then the shared state of this replica is donated.
+        They are `stacked` to one tree, if they are not already. Messages of earlier rounds follow,
+        as many rows again for each age up to the oldest's. Large messages are never stacked whole;
+        then the shared state of this replica is donated.
         """
+        messages, sequences, step, weights = merge
         ages = range(max(map(age_of, messages), default=0) + 1)
         slots = [slot(peer, age) for age in ages for peer in range(count)]
         trained, weight = (
             np.array([by_slot[slot] if slot in messages else 0 for slot in slots], np.int32)
-            for by_slot in (sequences, sequences if weights is None else weights)
+            for by_slot in (sequences, weights)
         )
         age = np.array([age_of(slot) if slot in messages else 0 for slot in slots], np.int32)
         peers = RoundPeers(weight, age, self.programs.lots.steps_for(trained))
@@ -82,12 +94,13 @@ class Replica:
             merged = merge_parts(self.programs, self.group, rows, weight)
             params, shared = self.programs.take(merged, self.params, self.shared, step)
         else:
-            stacked = self._stacked([messages.get(slot) for slot in slots])
+            if stacked is None:
+                stacked = self.stacked([messages.get(slot) for slot in slots])
             params, shared = self.programs.receive(stacked, peers, self.params, self.shared, step)
         return replace(self, params=params, shared=shared)
 
-    def _stacked(self, rows: Sequence[Tree | None]) -> Tree:
-        """Return messages to a replica as one tree with a leading axis [peer], on this group.
+    def stacked(self, rows: Sequence[Tree | None]) -> Tree:
+        """Return messages as one tree with a leading axis [peer], on this group.
 
         They may lie on the host, on this group or on another. There is a row for every peer, zero
         where there is no message, and all are on this group: what does not depend on who is absent,

@@ -159,9 +159,10 @@ class Programs:
         return self._stacks[group, count]
 
     @cached_property
-    def facts(self) -> Callable[[Tree], MessageFacts]:
-        """The program of what a round needs to know of a message that stays on its device."""
-        return jax.jit(lambda message: facts_of(message, self.form))
+    def facts(self) -> Callable[[Tree, list[jax.Array]], MessageFacts]:
+        """The facts of messages that stay where they are: (stacked, losses) -> facts of each."""
+        of_each = jax.vmap(partial(facts_of, form=self.form))
+        return jax.jit(lambda stacked, losses: of_each(stacked, jnp.stack(losses)))
 
     @cached_property
     def unruled(self) -> frozenset[str]:

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 import numpy as np
 
 from lockstep.errors import LockstepError
-from lockstep.optim.optimizer import Tree
 from lockstep.programs.local_training import HostSteps, Work
 from lockstep.protocol.committee import Span
 from lockstep.protocol.round import Round
@@ -38,10 +37,6 @@ class CountingSwarm(Swarm):
         }
         self._works = {}
         return _integers({slot: self._counts[key] for slot, key in keys.items()})
-
-    def merge(self, messages: Mapping[int, Tree], round_: Round) -> tuple:
-        """Return the arguments of `SimulatedPeers.receive`, by counts, for a round's messages."""
-        return *super().merge(messages, round_), self.weights(round_)
 
     def _read(self, peer: int, span: Span, round_: Round) -> Work:
         if (peer, span) not in self._works:

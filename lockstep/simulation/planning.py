@@ -1,19 +1,27 @@
-"""A simulation that plans rounds ahead, so that its peers can compute several by one program."""
+"""A simulation that plans rounds ahead, so that its peers can compute several by one program.
 
+Rounds of a block are then taken one by one, as any round is, from the facts that the program gave.
+Where something goes otherwise, those that were taken are computed again, a program for each peer.
+"""
+
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 
+from lockstep.optim.optimizer import Tree
 from lockstep.programs.local_training import Work
+from lockstep.programs.replica import RoundMerge
 from lockstep.protocol import driver
 from lockstep.protocol.committee import Span
 from lockstep.protocol.driver import RunProgress
 from lockstep.protocol.round import Round
 from lockstep.simulation.counting import CountingSwarm
+from lockstep.swarm.delivery import Packed
 from lockstep.swarm.peers import StepResult
-from lockstep.swarm.scanned_peers import PlannedRound, ScannedPeers
-from lockstep.swarm.swarm import RoundWork
+from lockstep.swarm.scanned_peers import Block, PlannedRound, ScannedPeers
+from lockstep.swarm.swarm import RoundWork, mean_loss
 from lockstep.wire.exchange import Asked, Sent
 
 BLOCKS = 2  # that are planned: while one is computed, the rounds of the one before it are recorded
@@ -32,18 +40,16 @@ class PlanningSwarm(CountingSwarm):
         super().__init__(*arguments, recorded=recorded)
         self.last, self.is_read = last, is_read
         self._ahead: Iterator[PlannedRound] = iter(())
-        self._plan: dict[int, PlannedRound] = {}  # by round
+        self._blocks: deque[Block] = deque()  # that are computed and not over
+        self._taken = 0  # rounds of the first
 
     def _begin(self, progress: RunProgress) -> tuple[RunProgress, tuple[int, ...], Round | None]:
         progress, applicants, round_ = super()._begin(progress)
-        if not self.peers.blocks:  # nothing is planned, or something went otherwise
+        if not self._blocks:  # nothing is planned, or something went otherwise
             self._ahead = self._planned(progress, round_)
-        while self.peers.blocks < BLOCKS and (block := self._block()):
-            over = [step for step in self._plan if step < round_.step]
-            for step in over:
-                del self._plan[step]
-            self._plan |= {planned.round.step: planned for planned in block}
-            self.peers.plan(block)
+        while len(self._blocks) < BLOCKS and (rounds := self._block()):
+            before = self._blocks[-1] if self._blocks else None
+            self._blocks.append(self.peers.plan(rounds, before))
         return progress, applicants, round_
 
     def _block(self) -> list[PlannedRound]:
@@ -84,11 +90,55 @@ class PlanningSwarm(CountingSwarm):
 
     def weights(self, round_: Round) -> Mapping[int, int]:
         """Return what counts in each message, see `CountingSwarm`; it was counted with the plan."""
-        planned = self._plan.get(round_.step)
+        planned = self._plan_of(round_)
         return planned.weights if planned and planned.round == round_ else super().weights(round_)
 
     def _read(self, peer: int, span: Span, round_: Round) -> Work:
-        planned = self._plan.get(round_.step)
+        planned = self._plan_of(round_)
         if planned and planned.round.assignment[peer] == span:
             return planned.work[peer]
         return super()._read(peer, span, round_)
+
+    def _step(
+        self, assigned: Mapping[int, Work], round_: Round
+    ) -> tuple[dict[int, StepResult[Sent]], float | None]:
+        planned = self._plan_of(round_)
+        if planned and planned.round == round_ and planned.work.keys() == assigned.keys():
+            of_each = self._blocks[0].facts[self._taken]
+            facts = {peer: of_each[peer] for peer in assigned}
+            unread = Packed(lambda: Sent(None, b""))  # it never left its program
+            results = {p: StepResult(unread, float(found.loss)) for p, found in facts.items()}
+            done, bad = self._sent(results, facts, round_.step)
+            if not bad:
+                return done, mean_loss({p: d.loss for p, d in done.items()}, planned.weights)
+        self._leave_plan()
+        return super()._step(assigned, round_)
+
+    def apply(self, messages: Mapping[int, Tree], round_: Round) -> None:
+        """Have peers apply the messages of a round; in one of a block they have done it already."""
+        if planned := self._plan_of(round_):
+            block = self._blocks[0]
+            if messages.keys() == planned.work.keys():
+                self._taken += 1
+                if self._taken == len(block.plan):
+                    self._blocks.popleft()
+                    self._taken = 0
+                    self.peers.take(block)
+                return
+            self._leave_plan()
+            made = self.peers.messages_of(planned)
+            messages = {slot: made[slot] for slot in messages}
+        super().apply(messages, round_)
+
+    def _plan_of(self, round_: Round) -> PlannedRound | None:
+        """Return what was planned for a round, if it is the next of those that are computed."""
+        planned = self._blocks[0].plan[self._taken] if self._blocks else None
+        return planned if planned and planned.round.step == round_.step else None
+
+    def _leave_plan(self) -> None:
+        """Forget what is planned, and have peers take the rounds of it that are over one by one."""
+        blocks, self._blocks = self._blocks, deque()
+        taken, self._taken = self._taken, 0
+        for planned in blocks[0].plan[:taken] if blocks else ():
+            round_, messages = planned.round, self.peers.messages_of(planned)
+            self.peers.receive(RoundMerge(messages, round_.sequences, round_.step, planned.weights))

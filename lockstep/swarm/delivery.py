@@ -26,17 +26,14 @@ from lockstep.swarm.peers import StepResult
 from lockstep.wire import bound, exchange
 from lockstep.wire import message as wire
 from lockstep.wire.exchange import Asked, Sent
-from lockstep.wire.facts import MessageFacts, UnreadMessage
+from lockstep.wire.facts import MessageFacts
 
 
 class Packed(NamedTuple):
     """A message that is being packed for its delivery."""
 
     make: Callable[[], Sent]  # waits for what was asked of it; raises a `WireError`
-    #: The message where it was made, if it stays there; then `facts` are being computed beside it.
-    #: One that stays in its program has facts alone.
-    message: Tree = None
-    facts: MessageFacts | None = None
+    message: Tree = None  # where it was made, if it stays there
 
     def sent(self, facts: MessageFacts | None, form: wire.Form) -> Sent:
         """Return what a packed message's peer sends; `facts` are those on the host.
@@ -79,15 +76,11 @@ class Outbox:
             self._one_large.acquire()
             arrays = jax.device_get(jax.tree.leaves(message))
             return Packed(self._threads.submit(self._spool, arrays, peer, round_).result)
-        if isinstance(message, UnreadMessage):
-            return Packed(partial(Sent, None, b"", message=message), facts=message.facts)
         if not isinstance(jax.tree.leaves(message)[0], jax.Array):  # it was made elsewhere
             return Packed(self._threads.submit(self._read, message, peer, round_).result)
-        facts = self.programs.facts(message)
         if self.asked == Asked.FACTS:
-            return Packed(partial(Sent, None, b"", message=message), message, facts)
-        make = self._threads.submit(self._make, message, peer, round_).result
-        return Packed(make, message, facts)
+            return Packed(partial(Sent, None, b"", message=message), message)
+        return Packed(self._threads.submit(self._make, message, peer, round_).result, message)
 
     def _make(self, message: Tree, peer: int, round_: Round) -> Sent:
         arrays = jax.device_get(message)

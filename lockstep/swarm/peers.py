@@ -22,11 +22,12 @@ from lockstep.errors import StepError
 from lockstep.optim.optimizer import Tree
 from lockstep.programs.local_training import Work
 from lockstep.programs.placement import AXIS, DeviceGroup, cut, cut_rows, device_groups, on_groups
-from lockstep.programs.replica import Replica
+from lockstep.programs.replica import Replica, RoundMerge
 from lockstep.programs.train_step import PeerResult, Programs
 from lockstep.protocol.driver import RoundSettings
 from lockstep.transcript.state import State
 from lockstep.transcript.trees import tree_hash
+from lockstep.wire.facts import MessageFacts
 
 log = logging.getLogger(__name__)
 M = TypeVar("M")
@@ -138,21 +139,17 @@ class RunningPeers(Protocol):
     def restart(self, peer: int) -> None:
         """Give a peer that was silent a new state of its own, at the others' params."""
 
-    def receive(
-        self,
-        messages: Mapping[int, Tree],
-        sequences: Mapping[int, int],
-        step: int,
-    ) -> None:
-        """Apply, for all peers, the messages that the round decided on, by slot.
+    def receive(self, merge: RoundMerge) -> None:
+        """Apply, for all peers, the messages that the round decided on."""
 
-        `sequences` is how many each of them was computed on.
+    def facts(
+        self, results: Mapping[int, StepResult[Tree]], ahead: RoundMerge | None
+    ) -> dict[int, MessageFacts]:
+        """Return the facts of a round's messages that lie on devices here.
+
+        Before it waits for them it begins with the merge `ahead`, if it is given: the decision will
+        most likely ask for that, and devices need not wait for it.
         """
-
-    def receive_ahead(
-        self, messages: Mapping[int, Tree], sequences: Mapping[int, int], step: int
-    ) -> None:
-        """Begin with what `receive` will most likely be called with, if there is any use."""
 
     def measure(self, lots: Sequence[Tree]) -> list[np.ndarray]:
         """Return the task's measure of each lot of rows, at the peers' agreed params."""
@@ -191,7 +188,6 @@ class SimulatedPeers:
         self.agree(state.params, state.shared)
         self._own = self._put_own(state.own)
         self._before: dict[int, Tree] = {}
-        self._ahead: _Merge | None = None
 
     @property
     def living(self) -> frozenset[int]:
@@ -278,31 +274,28 @@ class SimulatedPeers:
     def restart(self, peer: int) -> None:
         self._own[peer] = self._replica_of(peer).new_own()
 
-    def receive(
-        self,
-        messages: Mapping[int, Tree],
-        sequences: Mapping[int, int],
-        step: int,
-        weights: Mapping[int, int] | None = None,
-    ) -> None:
-        merge = _Merge(self._first, messages, sequences, step, weights)
-        if self._ahead is None or not self._ahead.is_of(merge):
-            self._ahead = None  # which has memory that the merge takes
-            self._ahead = merge.taken(self.count)
-        self._spread(self._ahead.after)
-        self._ahead = None
+    def receive(self, merge: RoundMerge) -> None:
+        begun, after = self._ahead or (None, None)
+        if begun is None or not begun.is_same(merge):
+            self._ahead = after = None  # which has memory that the merge takes
+            after = self._first.receive(merge, self.count)
+        self._spread(after)
 
-    def receive_ahead(
-        self,
-        messages: Mapping[int, Tree],
-        sequences: Mapping[int, int],
-        step: int,
-        weights: Mapping[int, int] | None = None,
-    ) -> None:
-        # merged in parts, they take the memory of what is shared
-        if not self.programs.merges_in_parts(self.count):
-            merge = _Merge(self._first, messages, sequences, step, weights)
-            self._ahead = merge.taken(self.count)
+    def facts(
+        self, results: Mapping[int, StepResult[Tree]], ahead: RoundMerge | None
+    ) -> dict[int, MessageFacts]:
+        if not results:
+            return {}
+        first, nothing = self._first, StepResult(None, np.float32(0))
+        of_all = [results.get(peer, nothing) for peer in range(self.count)]
+        stacked, losses = first.stacked([one.message for one in of_all]), [x.loss for x in of_all]
+        if len(self.groups) > 1:
+            losses = first.group.put(losses)
+        facts = self.programs.facts(stacked, losses)
+        if ahead:
+            self._ahead = ahead, first.receive(ahead, self.count, stacked)
+        of_each = [*map(MessageFacts, *jax.device_get(facts))]
+        return {peer: of_each[peer] for peer in results}
 
     def params_and_shared(self) -> tuple[Tree, Tree]:
         """Return what all simulated peers agree on, on the first device group."""
@@ -354,6 +347,7 @@ class SimulatedPeers:
         agreed = first.params, first.shared
         copies = {group: Replica.put(self.programs, group, *agreed) for group in self.groups[1:]}
         self._replicas = {first.group: first} | copies
+        self._ahead: tuple[RoundMerge, Replica] | None = None
 
     # What a fused layout does differently
 
@@ -373,33 +367,6 @@ def _step_result(result: tuple[Tree, jax.Array], peer: int, steps: RoundSteps[M]
     """Pack the message of a peer's step, and return its result."""
     message, loss = result
     return StepResult(steps.pack(message, peer), loss)
-
-
-class _Merge(NamedTuple):
-    """What the peers' `receive` is called with, and what comes of it."""
-
-    before: Replica
-    messages: Mapping[int, Tree]
-    sequences: Mapping[int, int]
-    step: int
-    weights: Mapping[int, int] | None
-    after: Replica | None = None
-
-    def taken(self, count: int) -> "_Merge":
-        """Return this merge with its result, of a run of `count` peers; waits for nothing."""
-        before, messages, sequences, step, weights, _ = self
-        return self._replace(after=before.receive(messages, sequences, count, step, weights))
-
-    def is_of(self, other: "_Merge") -> bool:
-        """Return whether another merge has the same result: called with the very same trees."""
-        mine, others = self.messages, other.messages
-        return (
-            self.before is other.before
-            and mine.keys() == others.keys()
-            and all(mine[slot] is others[slot] for slot in mine)
-            and (self.sequences, self.step, self.weights)
-            == (other.sequences, other.step, other.weights)
-        )
 
 
 class FusedPeers(SimulatedPeers):

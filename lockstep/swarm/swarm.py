@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from lockstep.errors import LockstepError
 from lockstep.optim.optimizer import Tree
 from lockstep.programs.local_training import Work
+from lockstep.programs.replica import RoundMerge
 from lockstep.protocol import consensus, driver, links
 from lockstep.protocol.attestation import Check, Claim, Hash, Ruling
 from lockstep.protocol.coordinator import ClientState
@@ -229,7 +229,7 @@ class Swarm:
             progress, decision = driver.finish_round(progress, round_, evidence)
         with self.timed("apply"):
             messages = self.travelling.take(exchanged.received, round_, decision)
-            self.peers.receive(*self.merge(messages, round_))
+            self.apply(messages, round_)
         progress, checkpointed = self._end_epoch(progress)
         entry = Entry(
             asked=round_start.applicants,
@@ -250,9 +250,13 @@ class Swarm:
         """Return how much the messages of a round count in the swarm's means, by slot."""
         return round_.sequences
 
-    def merge(self, messages: Mapping[int, Tree], round_: Round) -> tuple:
-        """Return the arguments of `RunningPeers.receive` for the swarm's messages, by slot."""
-        return messages, round_.sequences, round_.step
+    def apply(self, messages: Mapping[int, Tree], round_: Round) -> None:
+        """Have peers apply the messages that a round decided on, by slot."""
+        self.peers.receive(self.merge(messages, round_))
+
+    def merge(self, messages: Mapping[int, Tree], round_: Round) -> RoundMerge:
+        """Return the merge of messages of a round, by slot."""
+        return RoundMerge(messages, round_.sequences, round_.step, self.weights(round_))
 
     # ---- Before a round: who takes part ----
 
@@ -336,8 +340,11 @@ class Swarm:
         packed = self.peers.step(steps)
         if not packed:
             return {}, None
-        self._merge_ahead(packed, round_)
-        results, facts = _fetched(packed)
+        facts = self._facts(packed, round_)
+        results = {
+            p: d._replace(loss=float(facts[p].loss if p in facts else d.loss))
+            for p, d in packed.items()
+        }
         done, bad = self._sent(results, facts, step := round_.step)
         if not done:
             loss = sum(d.loss for d in results.values())
@@ -355,20 +362,20 @@ class Swarm:
         losses = {peer: d.loss for peer, d in done.items()}
         return done, mean_loss(losses, self.weights(round_))
 
-    def _merge_ahead(self, results: Mapping[int, StepResult[Packed]], round_: Round) -> None:
-        """Begin with the merge of all that was sent, which the decision will most likely ask for.
-
-        So devices need not wait until the host has read what it decides by.
-        """
-        messages = {peer: d.message.message for peer, d in results.items()}
-        complete = messages.keys() == round_.assignment.keys() and not round_.travelling
-        if complete and not any(message is None for message in messages.values()):
-            self.peers.receive_ahead(*self.merge(messages, round_))
+    def _facts(
+        self, results: Mapping[int, StepResult[Packed]], round_: Round
+    ) -> dict[int, MessageFacts]:
+        """Return the facts of the messages that stay where they were made."""
+        here = {p: d.message.message for p, d in results.items() if d.message.message is not None}
+        complete = here.keys() == round_.assignment.keys() and not round_.travelling
+        ahead = self.merge(here, round_) if complete else None
+        of_each = {peer: results[peer]._replace(message=here[peer]) for peer in here}
+        return self.peers.facts(of_each, ahead)
 
     def _sent(
         self,
         results: Mapping[int, StepResult[Packed]],
-        facts: Mapping[int, MessageFacts | None],
+        facts: Mapping[int, MessageFacts],
         step: int,
     ) -> tuple[dict[int, StepResult[Sent]], dict[int, wire.WireError]]:
         """Return the results of peers with a message, packed; and why the others have none."""
@@ -376,7 +383,7 @@ class Swarm:
         bad: dict[int, wire.WireError] = {}
         for peer, d in results.items():
             try:
-                sent = d.message.sent(facts[peer], self.peers.programs.form)
+                sent = d.message.sent(facts.get(peer), self.peers.programs.form)
                 if not np.isfinite(d.loss):
                     raise wire.NotFiniteValueError
                 done[peer] = StepResult(sent, d.loss, d.state, d.seconds)
@@ -442,28 +449,3 @@ def _message(sent: Sent, *, state: str | None = None, to: tuple[int, ...] = ()) 
 
 def _payloads(sent: Mapping[int, Sent]) -> dict[int, bytes]:
     return {p: packet.payload for p, packet in sent.items() if packet.payload is not None}
-
-
-def _fetched(
-    results: Mapping[int, StepResult[Packed]],
-) -> tuple[dict[int, StepResult[Packed]], dict[int, MessageFacts | None]]:
-    """Return the swarm's results with losses, and their messages' facts, in few transfers."""
-    losses = {peer: d.loss for peer, d in results.items()}
-    facts = {peer: d.message.facts for peer, d in results.items()}
-    at: dict[tuple, list[int]] = {}  # peers by their devices, of the loss and of the facts
-    for peer, d in results.items():
-        if isinstance(d.loss, jax.Array):
-            at.setdefault(("loss", *d.loss.devices()), []).append(peer)
-        if d.message.facts is not None and isinstance(d.message.facts.largest, jax.Array):
-            at.setdefault(("facts", *d.message.facts.largest.devices()), []).append(peer)
-    of: dict[str, dict] = {"loss": losses, "facts": facts}
-    rows = jax.device_get([_stack([of[k][p] for p in peers]) for (k, *_), peers in at.items()])
-    for ((kind, *_), peers), row in zip(at.items(), rows, strict=True):
-        each = row if kind == "loss" else map(MessageFacts._make, zip(*row, strict=True))
-        of[kind] |= zip(peers, each, strict=True)
-    return {p: d._replace(loss=float(losses[p])) for p, d in results.items()}, facts
-
-
-@jax.jit
-def _stack(rows: list[Tree]) -> Tree:
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)

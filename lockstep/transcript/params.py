@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import jax
 
 from lockstep.optim.optimizer import Tree
-from lockstep.programs.replica import Replica
+from lockstep.programs.replica import Replica, RoundMerge
 from lockstep.protocol.attestation import Hash
 from lockstep.protocol.round import Decision, Round
 from lockstep.transcript.entry import Entry
@@ -91,7 +91,8 @@ class FollowedParams:
             needed = sent.keys() & {*decision.applied, *decision.travelling}
             recomputed = {peer: self.transcript.message(sent[peer], form) for peer in needed}
         messages = self.travelling.take(recomputed, plan, decision)
-        self.replica = self.replica.receive(messages, plan.sequences, self.peers, plan.step)
+        merge = RoundMerge(messages, plan.sequences, plan.step, plan.sequences)
+        self.replica = self.replica.receive(merge, self.peers)
         if entry.checkpointed is not None:
             self._compare(entry, "ended the epoch", entry.checkpointed.params)
 

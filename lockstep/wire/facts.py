@@ -1,4 +1,4 @@
-"""What a round needs to know of a message that nobody reads: it stays on the device of its peer."""
+"""What a round needs to know of a message that stays where it was made: on its peer's device."""
 
 from typing import NamedTuple
 
@@ -17,10 +17,12 @@ class MessageFacts(NamedTuple):
     Attributes:
       largest: Its largest magnitude, see `bound`; infinite or NaN if a value is not finite.
       saved: By how many bytes it is shorter than `Form.bytes_most`.
+      loss: Its peer's, of the step that it is of.
     """
 
     largest: jax.Array
     saved: jax.Array
+    loss: jax.Array
 
     @property
     def finite(self) -> bool:
@@ -28,13 +30,7 @@ class MessageFacts(NamedTuple):
         return bool(np.isfinite(self.largest))
 
 
-class UnreadMessage:
-    """A message that never leaves the program that made it; only its facts are on the host."""
-
-    def __init__(self, facts: MessageFacts):
-        self.facts = facts
-
-
-def facts_of(message: Tree, form: wire.Form) -> MessageFacts:
+def facts_of(message: Tree, loss: jax.Array, form: wire.Form) -> MessageFacts:
     """Return the facts of a message; to be jitted."""
-    return MessageFacts(bound.largest_in_program(message), jnp.int32(wire.saved(message, form)))
+    saved = jnp.int32(wire.saved(message, form))
+    return MessageFacts(bound.largest_in_program(message), saved, loss)

@@ -11,7 +11,7 @@ import numpy as np
 from lockstep.optim.optimizer import Tree
 from lockstep.programs.local_training import Work
 from lockstep.programs.placement import device_groups, spread_over_processes
-from lockstep.programs.replica import Replica
+from lockstep.programs.replica import Replica, RoundMerge
 from lockstep.transcript.trees import is_blob, tree_hash
 from parts.carrier import requests
 from parts.carrier.requests import OPERATIONS, FrameError, Outcome, PeerRequest
@@ -148,8 +148,8 @@ class Operations:
         by_peer, sequences = (
             dict(zip(peers, values, strict=True)) for values in (messages, args.sequences)
         )
-        count = self.run.peers.count
-        self.replica = self.replica.receive(by_peer, sequences, count, args.step)
+        merge = RoundMerge(by_peer, sequences, args.step, sequences)
+        self.replica = self.replica.receive(merge, self.run.peers.count)
         return Outcome(requests.Optimized(params=self._hash(self.replica.params)))
 
     def _extract(self, args: requests.Extract) -> Outcome:

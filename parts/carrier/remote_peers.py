@@ -20,9 +20,11 @@ import numpy as np
 from lockstep.errors import LockstepError, brief
 from lockstep.optim.optimizer import Tree
 from lockstep.programs.local_training import Work
+from lockstep.programs.replica import RoundMerge
 from lockstep.swarm.peers import M, RoundSteps, StepResult
 from lockstep.transcript.state import State
 from lockstep.transcript.trees import tree_hash
+from lockstep.wire.facts import MessageFacts
 from parts.carrier import requests
 from parts.carrier.carrier import Carrier, Processes
 from parts.carrier.channel import Hub, Place, Secrets
@@ -278,16 +280,12 @@ class RemotePeers:
         if compiles:
             self.ask(compiles)
 
-    def receive(
-        self,
-        messages: Mapping[int, Tree],
-        sequences: Mapping[int, int],
-        step: int,
-    ) -> None:
+    def receive(self, merge: RoundMerge) -> None:
+        messages = merge.messages
         optimize = requests.Optimize(
-            step=step,
+            step=merge.step,
             peers=[*messages],
-            sequences=[sequences[peer] for peer in messages],
+            sequences=[merge.sequences[peer] for peer in messages],
         )
         arrays = [leaf for message in messages.values() for leaf in leaves(message)]
         answers = self.ask(dict.fromkeys(self.present, PeerRequest(optimize, arrays)))
@@ -295,10 +293,10 @@ class RemotePeers:
         hashes = {peer: answer.values.params for peer, answer in answers.items()}
         self._alike = {"params": self.agreed(hashes, "params")}
 
-    def receive_ahead(
-        self, messages: Mapping[int, Tree], sequences: Mapping[int, int], step: int
-    ) -> None:
-        pass  # peers elsewhere merge what is decided
+    def facts(
+        self, results: Mapping[int, StepResult[Tree]], ahead: RoundMerge | None
+    ) -> dict[int, MessageFacts]:
+        return {}  # what comes of peers elsewhere is read as bytes
 
     def recompute(
         self, cases: Sequence[tuple[int, Tree, Work]], step: int

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from lockstep.programs.columns import PLAIN
+from lockstep.programs.replica import RoundMerge
 from lockstep.programs.train_step import Programs
 from lockstep.swarm.peers import RoundSteps, SimulatedPeers, make_peers
 from lockstep.transcript.state import State
@@ -54,5 +55,5 @@ def train(
         found.append(float(np.mean([d.loss for d in done.values()])))
         messages = {p: d.message for p, d in done.items()}
         assigned = {p: w.count for p, w in work.items()}
-        peers.receive(messages, assigned, step)
+        peers.receive(RoundMerge(messages, assigned, step, assigned))
     return found, peers

@@ -11,7 +11,7 @@ from lockstep.optim.optimizer import RoundPeers
 from lockstep.optim.transform import alone, as_transform
 from lockstep.programs.columns import UNCOUNTED, split
 from lockstep.programs.local_training import Work, micro_batches
-from lockstep.programs.replica import Replica
+from lockstep.programs.replica import Replica, RoundMerge
 from lockstep.programs.train_step import Programs
 from lockstep.swarm.peers import RoundSteps, make_peers
 from lockstep.transcript.state import State
@@ -373,7 +373,7 @@ def exchanged() -> tuple[Replica, dict]:
 def test_the_order_in_which_messages_arrive_changes_no_bit(exchanged):
     replica, messages = exchanged
     one, other = (
-        replica.receive(dict(order), {0: 4, 1: 3}, 2, 1)
+        replica.receive(RoundMerge(dict(order), {0: 4, 1: 3}, 1, {0: 4, 1: 3}), 2)
         for order in (messages.items(), reversed(messages.items()))
     )
     jax.tree.map(np.testing.assert_array_equal, one.params, other.params)
@@ -381,7 +381,7 @@ def test_the_order_in_which_messages_arrive_changes_no_bit(exchanged):
 
 def test_a_peer_counts_by_the_sequences_that_it_was_assigned(exchanged):
     replica, messages = exchanged
-    after = replica.receive(messages, {0: 4, 1: 3}, 2, 1)
+    after = replica.receive(RoundMerge(messages, {0: 4, 1: 3}, 1, {0: 4, 1: 3}), 2)
     jax.tree.map(
         lambda now, theta, *d: np.testing.assert_allclose(
             now, theta - 0.7 * 1.9 * (4 * d[0] + 3 * d[1]) / 7, atol=1e-6

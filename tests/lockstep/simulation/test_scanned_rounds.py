@@ -59,9 +59,9 @@ def taken(monkeypatch):
     steps, blocks = [], []
     plan, step = ScannedPeers.plan, SimulatedPeers.step
 
-    def planned(self, rounds):
+    def planned(self, rounds, before):
         blocks.append([planned.round.step for planned in rounds])
-        plan(self, rounds)
+        return plan(self, rounds, before)
 
     def stepped(self, given):
         steps.append(given.number)
