@@ -90,6 +90,7 @@ def verifiers(random_seed: int, count: int, verification_percent: int) -> frozen
     return frozenset(order(random_seed, count, "committee", elected)) if elected else frozenset()
 
 
+@lru_cache(maxsize=16)
 def witnesses(random_seed: int, count: int, witness_nodes: int) -> tuple[int, ...]:
     """Return the indices of the elected witnesses, ascending; `witness_nodes` = 0 elects up to 32.
 

@@ -11,10 +11,8 @@ from typing import Any
 import jax
 
 from lockstep.optim.optimizer import Tree
-from lockstep.programs.local_training import Work
 from lockstep.programs.replica import RoundMerge
 from lockstep.protocol import driver
-from lockstep.protocol.committee import Span
 from lockstep.protocol.driver import RunProgress
 from lockstep.protocol.round import Round
 from lockstep.simulation.counting import CountingSwarm
@@ -69,7 +67,7 @@ class PlanningSwarm(CountingSwarm):
 
         They are decided as all rounds are, on messages that are as long as any can be.
         """
-        everybody, read = set(range(self.peers.count)), super()._read
+        everybody = set(range(self.peers.count))
         longest = Sent(None, b"", counted=self.peers.programs.form.bytes_most)
         made = {peer: StepResult(longest, 0.0) for peer in everybody}
         if self.outbox.asked > Asked.FACTS or self.outbox.large or self.peers.absent:
@@ -77,42 +75,29 @@ class PlanningSwarm(CountingSwarm):
         while round_ and round_.step <= self.last and round_.assignment.keys() == everybody:
             if round_.joined or round_.travelling:
                 return
-            work = {peer: read(peer, span, round_) for peer, span in round_.assignment.items()}
+            work = {p: self._read(p, span, round_) for p, span in round_.assignment.items()}
             planned = PlannedRound(round_, work, self.weights(round_))
-            evidence = self._exchange(
-                RoundWork(work, made, None, ()), round_, progress.now
-            ).evidence
+            sent = RoundWork(work, made, None, ())
+            evidence = self._exchange(sent, round_, progress.now).evidence
             progress, decision = driver.finish_round(progress, round_, evidence)
             if everybody != {*decision.applied}:
                 return
             yield planned
             progress, round_ = driver.next_round(progress)
 
-    def weights(self, round_: Round) -> Mapping[int, int]:
-        """Return what counts in each message, see `CountingSwarm`; it was counted with the plan."""
+    def work(self, round_: Round, unready: tuple[int, ...]) -> RoundWork:
+        """Take the steps of a round; those of a planned one are computed already."""
         planned = self._plan_of(round_)
-        return planned.weights if planned and planned.round == round_ else super().weights(round_)
-
-    def _read(self, peer: int, span: Span, round_: Round) -> Work:
-        planned = self._plan_of(round_)
-        if planned and planned.round.assignment[peer] == span:
-            return planned.work[peer]
-        return super()._read(peer, span, round_)
-
-    def _step(
-        self, assigned: Mapping[int, Work], round_: Round
-    ) -> tuple[dict[int, StepResult[Sent]], float | None]:
-        planned = self._plan_of(round_)
-        if planned and planned.round == round_ and planned.work.keys() == assigned.keys():
-            of_each = self._blocks[0].facts[self._taken]
-            facts = {peer: of_each[peer] for peer in assigned}
+        if planned and not (unready or self.peers.absent):
+            facts = dict(enumerate(self._blocks[0].facts[self._taken]))
             unread = Packed(lambda: Sent(None, b""))  # it never left its program
-            results = {p: StepResult(unread, float(found.loss)) for p, found in facts.items()}
+            results = {p: StepResult(unread, float(facts[p].loss)) for p in planned.work}
             done, bad = self._sent(results, facts, round_.step)
             if not bad:
-                return done, mean_loss({p: d.loss for p, d in done.items()}, planned.weights)
+                loss = mean_loss({p: d.loss for p, d in done.items()}, planned.weights)
+                return RoundWork(planned.work, done, loss, ())
         self._leave_plan()
-        return super()._step(assigned, round_)
+        return super().work(round_, unready)
 
     def apply(self, messages: Mapping[int, Tree], round_: Round) -> None:
         """Have peers apply the messages of a round; in one of a block they have done it already."""
@@ -133,7 +118,7 @@ class PlanningSwarm(CountingSwarm):
     def _plan_of(self, round_: Round) -> PlannedRound | None:
         """Return what was planned for a round, if it is the next of those that are computed."""
         planned = self._blocks[0].plan[self._taken] if self._blocks else None
-        return planned if planned and planned.round.step == round_.step else None
+        return planned if planned and planned.round == round_ else None
 
     def _leave_plan(self) -> None:
         """Forget what is planned, and have peers take the rounds of it that are over one by one."""

@@ -119,7 +119,7 @@ class Measurements(Observer):
 
     def local_params(self) -> Iterator[Tree]:
         """Yield where each simulated peer takes its next gradient: NumPy arrays."""
-        params, shared = self._params, self.peers.shared
+        params, shared = self.peers.params_and_shared()
         taken = np.int32(self.step * self.peers.programs.optimizer.inner_steps)
         if self._together:
             yield from [jax.tree.map(np.array, params)] * self.arguments.peers
@@ -164,7 +164,7 @@ class Measurements(Observer):
 
     @property
     def _params(self) -> Tree:
-        return next(iter(self.peers.params_on.values()))
+        return self.peers.params_and_shared()[0]
 
     @property
     def _together(self) -> bool:

@@ -43,7 +43,7 @@ class Packed(NamedTuple):
         """
         if facts is None:
             return self.make()
-        if not facts.finite:
+        if not np.isfinite(facts.largest):
             raise wire.NotFiniteValueError("a value is not finite")
         size = form.bytes_most - int(facts.saved)
         return self.make()._replace(largest=float(facts.largest), counted=size)

@@ -319,11 +319,6 @@ class SimulatedPeers:
         """The simulated peers' params, one copy on each device group."""
         return {group: replica.params for group, replica in self._replicas.items()}
 
-    @property
-    def shared(self) -> Tree:
-        """The optimizer's one copy for all peers, on the first device group."""
-        return self._first.shared
-
     def state(self) -> State:
         own = tuple(self._own_by_peer())
         return jax.tree.map(np.array, State(self._first.params, self._first.shared, own))
@@ -460,19 +455,17 @@ class FusedPeers(SimulatedPeers):
             stayed = jax.tree.map(lambda new, old: jnp.where(count > 0, new, old), result.own, idle)
             return result._replace(own=stayed)
 
-        def step_vmapped(params: Tree, shared: Tree, step: jax.Array, peers: tuple) -> PeerResult:
-            return jax.vmap(partial(step_or_stay, params, shared, step))(peers)
+        def step_all(params: Tree, shared: Tree, step: jax.Array, peers: tuple) -> PeerResult:
+            of_each = partial(step_or_stay, params, shared, step)
+            # in turns, not vmapped, where peers of one device share its memory
+            return jax.vmap(of_each)(peers) if is_one else jax.lax.map(of_each, peers)
 
-        def step_shard(params: Tree, shared: Tree, step: jax.Array, peers: tuple) -> PeerResult:
-            # in turns, not vmapped: peers of one device share its memory
-            return jax.lax.map(partial(step_or_stay, params, shared, step), peers)
-
-        if self.layout == "vmap":
-            return jax.jit(step_vmapped)
+        if is_one := self.layout == "vmap":
+            return jax.jit(step_all)
         # check_vma would sum each peer's gradient of the replicated params over the peers
         return jax.jit(
             jax.shard_map(
-                step_shard,
+                step_all,
                 mesh=self._mesh,
                 in_specs=(Spec(), Spec(), Spec(), Spec("peer")),
                 out_specs=Spec("peer"),

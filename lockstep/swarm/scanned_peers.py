@@ -58,8 +58,8 @@ class ScannedPeers(SimulatedPeers):
         """
         self._room = max(self._room, len(rounds))
         replica, own = before.after if before else (self._first, self._own)
-        works = [[planned.work[peer] for peer in range(self.count)] for planned in rounds]
-        works += [works[-1]] * (self._room - len(rounds))  # of one shape; no step is taken on them
+        padded = [*rounds, *[rounds[-1]] * (self._room - len(rounds))]  # of which none is taken
+        works = [[planned.work[peer] for peer in range(self.count)] for planned in padded]
         rows = [jax.tree.map(lambda *x: np.stack(x), *(w.rows_MB for w in row)) for row in works]
         (params, shared, own), facts_KP = self._scan(
             (replica.params, replica.shared, own),
@@ -67,8 +67,8 @@ class ScannedPeers(SimulatedPeers):
             np.int32(len(rounds)),
             jax.tree.map(lambda *x: np.stack(x), *rows),
             np.array([[w.count for w in row] for row in works], np.int32),
-            self._of_peers([planned.weights for planned in rounds]),
-            self._of_peers([planned.round.sequences for planned in rounds]),
+            self._of_peers([planned.weights for planned in padded]),
+            self._of_peers([planned.round.sequences for planned in padded]),
         )
         after = Replica(self.programs, replica.group, params, shared), own
         return Block(rounds, after, facts_KP)
@@ -88,10 +88,7 @@ class ScannedPeers(SimulatedPeers):
 
     def _of_peers(self, by_peer: Sequence[Mapping[int, int]]) -> np.ndarray:
         """Return numbers of each peer in each planned round, int32 [round, peer]."""
-        numbers = np.zeros((self._room, self.count), np.int32)
-        for row, of in zip(numbers, by_peer, strict=False):
-            row[:] = [of[peer] for peer in range(self.count)]
-        return numbers
+        return np.array([[of[peer] for peer in range(self.count)] for of in by_peer], np.int32)
 
     @cached_property
     def _scan(self) -> jax.stages.Wrapped:

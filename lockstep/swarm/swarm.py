@@ -341,10 +341,7 @@ class Swarm:
         if not packed:
             return {}, None
         facts = self._facts(packed, round_)
-        results = {
-            p: d._replace(loss=float(facts[p].loss if p in facts else d.loss))
-            for p, d in packed.items()
-        }
+        results = {p: d._replace(loss=float(facts.get(p, d).loss)) for p, d in packed.items()}
         done, bad = self._sent(results, facts, step := round_.step)
         if not done:
             loss = sum(d.loss for d in results.values())

@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from lockstep.optim.optimizer import Tree
 from lockstep.wire import bound
@@ -23,11 +22,6 @@ class MessageFacts(NamedTuple):
     largest: jax.Array
     saved: jax.Array
     loss: jax.Array
-
-    @property
-    def finite(self) -> bool:
-        """Whether all values of the message are finite; asked of facts on the host."""
-        return bool(np.isfinite(self.largest))
 
 
 def facts_of(message: Tree, loss: jax.Array, form: wire.Form) -> MessageFacts:
