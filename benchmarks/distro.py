@@ -14,9 +14,6 @@ process, medians of interleaved repeats, so ratios hold on a noisy machine. A li
 
 `--coding` prints instead what it takes to code a message of indices drawn at random: milliseconds
 of one core's CPU time.
-
-`--memory` prints the peak memory of DisTrO rounds with 1 to 64 peers instead, each in a process of
-its own.
 """
 
 import argparse
@@ -25,13 +22,14 @@ import resource
 import time
 
 from benchmarks import sizes
-from benchmarks.measuring import alone, in_turns, matrix_flops
+from benchmarks.measuring import in_turns, matrix_flops
 from benchmarks.sizes import SIZES
 from lockstep.machine import allocator
 from pipeline import runfile
 from pipeline.stage import devices
 
-MEMORY_PEERS = (1, 2, 4, 8, 16, 32, 64)
+BOUNDS = {("5M", 8): 0.08}  # of `overhead` on two idle cores, by size and topk
+CODING_MS = {8: 5, 32: 10}  # bounds of a message of 124M that is encoded and committed to, by topk
 BESIDE = {"adamw": "adamw", "alone": "distro, one peer"}  # rounds, and what a line calls them
 
 
@@ -45,20 +43,14 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--beside", choices=BESIDE, nargs="*", default=list(BESIDE))
     parser.add_argument("--coding", action="store_true")
-    parser.add_argument("--memory", action="store_true")
-    parser.add_argument("--rounds", type=int, default=3, help="before memory is read")
-    parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     allocator.tune()
-    if chosen.memory:
-        memory(chosen)
-    else:
-        for size in chosen.size:
-            for peers in chosen.peers:
-                run = make_run(size, peers, chosen)
-                devices.prepare(run)
-                case = peak_bytes if chosen.alone else coding if chosen.coding else measure
-                print(json.dumps(case(size, run, chosen)), flush=True)
+    for size in chosen.size:
+        for peers in chosen.peers:
+            run = make_run(size, peers, chosen)
+            devices.prepare(run)
+            case = coding if chosen.coding else measure
+            print(json.dumps(case(size, run, chosen)), flush=True)
 
 
 def make_run(size: str, peers: int, chosen: argparse.Namespace, adamw: bool = False) -> runfile.Run:
@@ -121,6 +113,7 @@ def measure(size: str, run: runfile.Run, chosen: argparse.Namespace) -> dict:
         },
         "share_of_round": {name: round(part, 4) for name, part in share.items()},
         "overhead": round(1 - median["gradient"] / median["distro"], 4),
+        "overhead_bound": BOUNDS.get((size, chosen.topk)),
         "matrix_peak_gflops": round(peak / 1e9, 1),
         "gradient_share_of_peak": round(achieved / peak, 3),
         "bytes_up": distro.bytes_up,
@@ -159,47 +152,11 @@ def coding(size: str, run: runfile.Run, chosen: argparse.Namespace) -> dict:
         "compression_topk": chosen.topk,
         "coefficients": sum(leaf.node.index_NK.size for leaf in form.leaves),
         "bytes": len(data),
+        "bound_milliseconds": CODING_MS.get(chosen.topk) if size == "124M" else None,
         **{
             f"{part}_milliseconds": round(1000 * float(np.median(s)), 2)
             for part, s in seconds.items()
         },
-    }
-
-
-# ---- Memory, in processes of their own ----
-
-
-def memory(chosen: argparse.Namespace) -> None:
-    """Peak memory by number of peers, and what a further peer adds, in bytes of the params."""
-    for size in chosen.size:
-        lines: list[dict] = []
-        for peers in MEMORY_PEERS:
-            options = {"--size": size, "--peers": peers, "--topk": chosen.topk}
-            options |= {"--rounds": chosen.rounds, "--precision": chosen.precision}
-            options |= {"--attention": chosen.attention}
-            lines.append(alone("distro", options, "--alone"))
-            if len(lines) > 1:
-                before = lines[-2]
-                added = (lines[-1]["peak_bytes"] - before["peak_bytes"]) / (peers - before["peers"])
-                lines[-1]["added_per_peer_in_params"] = round(added / lines[-1]["param_bytes"], 2)
-            print(json.dumps(lines[-1]), flush=True)
-
-
-def peak_bytes(size: str, run: runfile.Run, chosen: argparse.Namespace) -> dict:
-    import jax
-
-    from benchmarks.trial import Trial
-
-    allocator.trim_after_compiling()
-    trial = Trial(run)
-    for _ in range(chosen.rounds):
-        trial.take_round()
-    return {
-        "benchmark": "distro memory",
-        "size": size,
-        "peers": run.peers.count,
-        "param_bytes": int(sum(leaf.nbytes for leaf in jax.tree.leaves(trial.params))),
-        "peak_bytes": peak_memory(),
     }
 
 

@@ -57,13 +57,15 @@ def measure(size: str | None, repeats: int, kinds: Mapping[str, dict] = KINDS) -
     clock = time.process_time if jax.default_backend() == "cpu" else time.perf_counter
     seconds = in_turns(steps, repeats, warm=2, clock=clock)
     middle = {kind: 1e3 * median(times) for kind, times in seconds.items()}
-    whole = middle.get(AS_COMPILED)
+    whole, once = middle.get(AS_COMPILED), compiling.get(AS_COMPILED)
     return {
         "benchmark": "everywhere",
         "size": size or "default",
         "ms": {kind: round(ms, 1) for kind, ms in middle.items()},
         "ratio": {kind: whole and round(ms / whole, 2) for kind, ms in middle.items()},
         "compile_cpu_s": {kind: round(s, 1) for kind, s in compiling.items()},
+        "compile_ratio": {kind: once and round(s / once, 2) for kind, s in compiling.items()},
+        "bounds": {"ratio": {"8 bits": 1.5}, "compile_ratio": {"8 bits": 2}},  # two idle cores
         "device": jax.devices()[0].device_kind,
     }
 

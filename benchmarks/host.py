@@ -8,7 +8,9 @@ With `--layout` it is `simulate` by rules in these layouts instead. Then figures
 middle half of the rounds, since layout "rounds" plans a block of them at once.
 
 `main` is of the main thread, `host` of all threads of Python, and `device` of all others, which are
-XLA's. What XLA computes in the main thread, as it does small programs, counts there.
+XLA's. What XLA computes in the main thread, as it does small programs, counts there. `moved` is how
+often the host reads or writes a byte of a message: where it fetches, codes and hashes them. Bounds
+are of two idle cores.
 """
 
 import argparse
@@ -17,7 +19,9 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise, product
 from pathlib import Path
 from statistics import median
@@ -42,6 +46,7 @@ from lockstep.swarm.training_loop import Start
 from lockstep.transcript.entry import Entry
 from lockstep.transcript.observer import Observer
 from lockstep.transcript.state import State
+from lockstep.wire import message as wire
 from pipeline.runfile.method import optimizer_of_run
 from pipeline.stage import devices
 
@@ -51,6 +56,11 @@ METHODS["int8"] = {
     "DiLoCo": METHODS["diloco"]["DiLoCo"] | {"quantize": "int8", "quantize_block": 256}
 }
 PLACES = ("simulate", "stage")
+HOST_MS = {  # bounds at 5M
+    "simulate": {"adamw": 5, "diloco": 5, "int8": 4, "sparseloco": 4, "distro": 3},
+    "stage": {"adamw": 20, "diloco": 20, "int8": 8, "sparseloco": 6, "distro": 4},
+}
+MAIN_MS = {4: 3, 64: 20}  # bounds at 13k, of a whole round of so many peers
 ROWS = 2  # of a local step
 WARM = 4  # rounds in which something is compiled, or runs for the first time
 
@@ -87,13 +97,21 @@ def measure(
     place: str, size: str, method: str, peers: int, rounds: int, layout: str | None = None
 ) -> dict:
     """The line of a case."""
-    clock = Clock()
     params, table = params_of(size), METHODS[method]
-    if place == "simulate":
-        loss, sent = simulated(params, table, peers, rounds, lambda _: clock.tick(), layout)
-    else:
-        loss, sent = staged(params, table, peers, rounds, clock)
+    with moving() as moved:
+        clock = Clock(moved)
+        if place == "simulate":
+            loss, sent = simulated(params, table, peers, rounds, lambda _: clock.tick(), layout)
+        else:
+            loss, sent = staged(params, table, peers, rounds, clock)
+    main = MAIN_MS.get(peers)
+    bounds = (
+        {"host_ms": HOST_MS[place][method]} if size == "5M" else {"main_ms": main and main / peers}
+    )
+    if method in ("adamw", "diloco"):
+        bounds["moved"] = 3 * (place == "stage")
     seconds = clock.means() if layout else clock.medians()
+    of_messages = seconds.pop("moved") / (sent * peers)
     return {
         "benchmark": "host",
         "place": place,
@@ -102,23 +120,46 @@ def measure(
         "method": method,
         "peers": peers,
         **{f"{name}_ms": round(1000 * s / peers, 3) for name, s in seconds.items()},
+        "moved": round(of_messages, 2),
+        "bounds": bounds,
         "loss": loss,
         "bytes_up": sent,
     }
 
 
-class Clock(Observer):
-    """CPU seconds of this process when each round was kept, by kind of thread."""
+@contextmanager
+def moving() -> Iterator[list[int]]:
+    """The bytes that the host reads or writes of messages meanwhile."""
+    moved: list[int] = []
+    fetch, encode, fields = jax.device_get, wire.encode, wire.fields
 
-    def __init__(self) -> None:
-        self.seconds: list[dict[str, float]] = []
+    def counted(times: int, call: Callable, *arguments: Any) -> Any:
+        result = call(*arguments)
+        moved.extend(times * memoryview(x).nbytes for x in jax.tree.leaves(result))
+        return result
+
+    jax.device_get = partial(counted, 1, fetch)
+    wire.encode = partial(counted, 2, encode)  # read, and written
+    wire.fields = partial(counted, 1, lambda message: list(fields(message)))  # to be hashed
+    try:
+        yield moved
+    finally:
+        jax.device_get, wire.encode, wire.fields = fetch, encode, fields
+
+
+class Clock(Observer):
+    """CPU seconds when each round was kept, by kind of thread, and bytes that were moved."""
+
+    def __init__(self, moved: list[int]) -> None:
+        self.seconds, self.moved = list[dict[str, float]](), moved
 
     def tick(self) -> None:
         """A round is over."""
         clocks = [time.pthread_getcpuclockid(x.ident) for x in threading.enumerate()]
         host = sum(map(time.clock_gettime, clocks))
         device = time.process_time() - host
-        self.seconds.append({"main": time.thread_time(), "host": host, "device": device})
+        row = {"main": time.thread_time(), "host": host, "device": device}
+        self.seconds.append(row | {"moved": sum(self.moved)})
 
     def kept(self, entry: Entry, progress: RunProgress) -> None:
         """Called by a training."""

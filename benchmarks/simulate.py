@@ -8,7 +8,9 @@ and medians are taken:
   training costs without optimizer, messages and coordinator. `of_gradient` is its seconds by the
   round's. Of more than 64 micro-batches, 64 are timed.
 
-Peak memory is what the process held at the most until its rounds ended, libraries included.
+`bound` is that of `of_gradient` on two idle cores. `of_4_peers` is a peer's cost by that beside 4
+peers, of 1.1 at the most. Peak memory is what the process held at the most until its rounds ended,
+libraries included.
 """
 
 import argparse
@@ -16,6 +18,7 @@ import json
 import resource
 import time
 from functools import partial
+from itertools import product
 from statistics import median
 
 from benchmarks.measuring import CORES, alone
@@ -34,6 +37,10 @@ OPTIMIZERS = {
     "sparta_diloco": {"SPARTADiLoCo": LOCAL | {"inner_steps": 1, "outer_every": 20}},
     "demo": "demo",
     "distro": "distro",
+}
+OF_GRADIENT = {  # bounds, by size
+    "0.9M": {"adamw": 0.97, "demo": 0.88, "distro": 0.88, "diloco": 1.3},
+    "5M": {"distro": 0.93, "diloco": 1.25},
 }
 TIMED = 64  # gradients at the most, between two rounds
 
@@ -54,12 +61,14 @@ def main() -> None:
         jax.config.update("jax_num_cpu_devices", chosen.devices)
         print(json.dumps(measure(*case, chosen.repeats)))
         return
-    for size in chosen.size:
-        for optimizer in chosen.optimizer:
-            for peers in chosen.peers:
-                options = {"--size": size, "--optimizer": optimizer, "--peers": peers}
-                options |= {"--devices": chosen.devices, "--repeats": chosen.repeats}
-                print(json.dumps(alone("simulate", options, "--case")), flush=True)
+    of_4 = None
+    for size, optimizer, peers in product(chosen.size, chosen.optimizer, chosen.peers):
+        options = {"--size": size, "--optimizer": optimizer, "--peers": peers}
+        options |= {"--devices": chosen.devices, "--repeats": chosen.repeats}
+        line = alone("simulate", options, "--case")
+        of_4 = line["seconds_per_peer"] if peers == 4 else of_4
+        line["of_4_peers"] = of_4 and round(line["seconds_per_peer"] / of_4, 3)
+        print(json.dumps(line), flush=True)
 
 
 def measure(size: str, optimizer: str, peers: int, repeats: int) -> dict:
@@ -130,6 +139,7 @@ def measure(size: str, optimizer: str, peers: int, repeats: int) -> dict:
         "tokens_per_second": round(tokens / of_round),
         "gradient_tokens_per_second": round(tokens / of_gradient),
         "of_gradient": round(of_gradient / of_round, 3),
+        "bound": OF_GRADIENT.get(size, {}).get(optimizer),
         "seconds_per_peer": round(of_round / peers, 5),
         "peak_mb": round(peak / 1e6),
     }
