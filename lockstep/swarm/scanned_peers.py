@@ -58,7 +58,7 @@ class ScannedPeers(SimulatedPeers):
         """
         self._room = max(self._room, len(rounds))
         replica, own = before.after if before else (self._first, self._own)
-        padded = [*rounds, *[rounds[-1]] * (self._room - len(rounds))]  # of which none is taken
+        padded = [*rounds, *[rounds[-1]] * (self._room - len(rounds))]  # these are not taken
         works = [[planned.work[peer] for peer in range(self.count)] for planned in padded]
         rows = [jax.tree.map(lambda *x: np.stack(x), *(w.rows_MB for w in row)) for row in works]
         (params, shared, own), facts_KP = self._scan(
