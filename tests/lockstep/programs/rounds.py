@@ -8,9 +8,8 @@ import jax
 import numpy as np
 
 from lockstep.programs.columns import PLAIN
-from lockstep.programs.replica import RoundMerge
 from lockstep.programs.train_step import Programs
-from lockstep.swarm.peers import RoundSteps, SimulatedPeers, make_peers
+from lockstep.swarm.peers import RoundMerge, RoundSteps, SimulatedPeers, make_peers
 from lockstep.transcript.state import State
 from pipeline.language_model.language_model import programs_of
 from pipeline.runfile import Run

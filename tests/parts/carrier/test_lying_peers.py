@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 
 from lockstep.programs.local_training import Work
-from lockstep.programs.replica import RoundMerge
-from lockstep.swarm.peers import RoundSteps
+from lockstep.swarm.peers import RoundMerge, RoundSteps
 from lockstep.transcript.state import State
 from lockstep.transcript.trees import tree_hash
 from parts.carrier.carrier import Carrier, PeerAnswer
@@ -158,8 +157,7 @@ def a_round(lie: Lie | None) -> tuple[RemotePeers, State, list[np.ndarray]]:
         again = peers.recompute(cases, step)
         assert all(type(state) is str and len(state) == 64 for _, state in again)
         messages = {peer: done[peer].message for peer in sorted(done)}
-        ones = dict.fromkeys(messages, 1)
-        peers.receive(RoundMerge(messages, ones, step, ones))
+        peers.receive(RoundMerge(messages, dict.fromkeys(messages, 1), step, {}))
         state = peers.state()
         assert [tree_hash(state.own[p]) for p in done if p in peers.present] == [
             done[p].state for p in done if p in peers.present
