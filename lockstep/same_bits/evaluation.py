@@ -28,14 +28,13 @@ class _ByRules(str):
 
 
 class NamedOperation(str):
-    """The name of an operation of a function in a jaxpr, with its types and line."""
+    """The name in a jaxpr of an operation of a function, with its types and line."""
+
+    equation: Any  # what asks for it
+    product: Product  # by which it multiplies, if it does
 
 
-class _NoRule(NamedOperation):
-    """The name in a jaxpr of an operation without a rule, which is taken as it is."""
-
-
-# Whether each operation by rules is traced as a program of its own, of such a name.
+# Whether each operation is traced as a program of its own, of such a name; else those without rule.
 OPENED = jax.make_user_context(default_value=False)
 
 
@@ -64,7 +63,7 @@ def without_rule(function: Callable[..., Any], *arguments: Any) -> frozenset[str
     """
     closed = jax.make_jaxpr(same_bits(function))(*arguments)
     names = (equation.params.get("name") for equation in _equations(closed.jaxpr))
-    return frozenset(str(name) for name in names if isinstance(name, _NoRule))
+    return frozenset(str(name) for name in names if isinstance(name, NamedOperation))
 
 
 def _equations(jaxpr: Jaxpr) -> Iterator[Any]:
@@ -148,8 +147,8 @@ class _ByTheRules(Evaluation):
 
         if (exact or ruled) and not OPENED.value:
             return operation(*inputs)
-        kind = NamedOperation if exact or ruled else _NoRule
-        operation.__name__ = kind(_described(equation))
+        operation.__name__ = name = NamedOperation(_described(equation))
+        name.equation, name.product = equation, self.numbers.product
         return jax.jit(operation)(*inputs)
 
     def _scan(self, equation: Any, inputs: list[Any]) -> list[Any]:

@@ -1,1 +1,1 @@
-"""Which operation two machines disagree on: a step recorded by its operations, and compared."""
+"""Which operation two machines disagree on: a step recorded by its operations, compared, judged."""

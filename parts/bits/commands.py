@@ -1,4 +1,4 @@
-"""The commands `lockstep bits record`, `compare` and `check`. Nothing heavy is imported before."""
+"""The commands under `lockstep bits`. Nothing heavy is imported before."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -45,25 +45,40 @@ def record(  # noqa: PLR0913 - each is an option
         bool, typer.Option(help="As the peer computes, with its fault of the run file.")
     ] = False,
     against: Annotated[
-        Path | None, typer.Option(help="Another's record, whose first difference is looked into.")
+        Path | None, typer.Option(help="Another's record, of which the first difference is judged.")
     ] = None,
 ) -> None:
-    """Take a part of a round one operation after the other, and write the hash of each."""
-    named_place(file)
+    """Take a part of a round one operation after the other, and write the hash of each.
+
+    Where it differs from another's record, FILE.dispute states that, for `judge`.
+    """
+    dispute = file.with_name(f"{file.name}.dispute")
+    for place in (file, dispute):
+        named_place(place)
     paths, setup = _prepared(run, root)
     trained = paths.need("train")
 
     from lockstep.transcript.transcript import Transcript
     from parts.bits import record as records
+    from parts.bits import statement
+    from parts.bits.comparison import first_difference
     from parts.bits.recording import Recording
 
     theirs = records.read(against) if against else None
-    transcript = Transcript(trained / "transcript")
-    found = Recording(setup, of, round_, peer, as_peer=as_peer).record(transcript, theirs)
+    recording = Recording(setup, of, round_, peer, as_peer=as_peer)
+    found = recording.record(Transcript(trained / "transcript"), theirs)
     write_named(file, found.model_dump_json() + "\n")
-    print(f"record: {file}: {len(found.operations):,} operations, root {found.root}")
+    claim = found.claim
+    print(f"record: {file}: {claim.count:,} operations, root {claim.root}, program {claim.program}")
     if theirs and against:
-        _compare(against, file)
+        number, parted = first_difference(theirs, found), recording.recorder.parted
+        if number is None or parted is None:
+            print(f"record: equal to {against}: every operation has the same bits")
+            return
+        statement.write(dispute, (theirs, found), number, parted)
+        print(f"record: {dispute}: the first claim is {against}, the second {file}")
+        _print_verdict(dispute)
+        raise typer.Exit(1)
 
 
 def _prepared(run: Path, root: Path) -> tuple["Paths", "Setup"]:
@@ -87,10 +102,6 @@ def compare(
     second: Annotated[Path, typer.Argument(help="Another of the same part of a round.")],
 ) -> None:
     """Name the first operation in which two records differ; exit with status 1 if one does."""
-    _compare(first, second)
-
-
-def _compare(first: Path, second: Path) -> None:
     from parts.bits import record as records
     from parts.bits.comparison import first_difference, lines
 
@@ -98,6 +109,21 @@ def _compare(first: Path, second: Path) -> None:
     for line in lines(both):
         print(shown(line))
     raise typer.Exit(int(first_difference(*both.values()) is not None))
+
+
+@bits.command()
+def judge(
+    file: Annotated[Path, typer.Argument(help="What `record --against` wrote of a difference.")],
+) -> None:
+    """Compute the one operation over which two claims part, and say which of them is right."""
+    _print_verdict(file)
+
+
+def _print_verdict(file: Path) -> None:
+    from parts.bits import statement
+
+    for line in statement.lines(statement.judge(file)):
+        print(shown(line))
 
 
 @bits.command()

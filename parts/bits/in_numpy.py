@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lockstep.same_bits.elementary import NEAREST
-from parts.bits.opened import FLIP, Arrays, on_host
+from parts.bits.opened import Arrays, on_host
 
 InNumPy = Callable[..., Any]  # of arrays, and of the equation that asks for it
 
@@ -162,8 +162,6 @@ def moves(equation: Any) -> bool:
 def in_numpy(equation: Any, inputs: Arrays) -> Arrays:
     """Return the results of an operation by NumPy; of one that it has not, by JAX."""
     name, avals = equation.primitive.name, [variable.aval for variable in equation.outvars]
-    if equation.params.get("name") == FLIP:  # NumPy's product is taken to be whole
-        return inputs
     function = MOVES.get(name) or SINGLE.get(name) or OF_RULES.get(name)
     if function is None or _differs(equation):
         results = equation.primitive.bind(*inputs, **equation.params)

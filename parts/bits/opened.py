@@ -10,10 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from lockstep.same_bits.evaluation import Evaluation, NamedOperation
-from lockstep.same_bits.products import flipped_on_a_chip
 
 Arrays = list[Any]
-FLIP = flipped_on_a_chip.__name__  # what a broken chip does to a product: no operation of its own
 
 
 def on_host(value: Any) -> np.ndarray:
@@ -39,12 +37,21 @@ class Opened(Evaluation):
         if name == "cond":
             index, *operands = inputs
             branches = settings["branches"]
-            return self.run(branches[int(np.clip(index, 0, len(branches) - 1))], operands)
-        if name in ("jit", "pjit"):
-            called = settings["name"]
-            if not isinstance(called, NamedOperation) and called != FLIP:
-                return self.run(settings["jaxpr"], inputs)
+            chosen = np.clip(self._seen(index), 0, len(branches) - 1)
+            return self.run(branches[int(chosen)], operands)
+        if name in ("jit", "pjit") and not isinstance(settings["name"], NamedOperation):
+            return self.run(settings["jaxpr"], inputs)
         return self.take(equation, inputs)
+
+    def _seen(self, value: Any) -> Any:
+        """Return the array of a value, on which it depends what is taken next."""
+        return value
+
+    def _row(self, rows: Any, number: int) -> Any:
+        return rows[number]
+
+    def _stacked(self, rows: Arrays) -> Any:
+        return jnp.stack(rows)
 
     @contextmanager
     def _within(self, loop: str, number: int) -> Iterator[None]:
@@ -60,7 +67,7 @@ class Opened(Evaluation):
         stacked: list[Arrays] = []
         for number in reversed(range(length)) if settings["reverse"] else range(length):
             with self._within("scan", number):
-                of_row = [row[number] for row in rows]
+                of_row = [self._row(array, number) for array in rows]
                 results = self.run(body, [*constants, *carry, *of_row])
             carry = results[: len(carry)]
             stacked.append(results[len(carry) :])
@@ -68,7 +75,7 @@ class Opened(Evaluation):
             stacked.reverse()
         avals = body.out_avals[len(carry) :]
         empty = [np.zeros((0, *aval.shape), aval.dtype) for aval in avals]
-        whole = [jnp.stack(column) for column in zip(*stacked, strict=True)]
+        whole = [self._stacked(list(column)) for column in zip(*stacked, strict=True)]
         return [*carry, *(whole if stacked else empty)]
 
     def _while(self, settings: dict[str, Any], inputs: Arrays) -> Arrays:
@@ -77,7 +84,7 @@ class Opened(Evaluation):
         of_test, of_body, carry = inputs[:first], inputs[first:last], inputs[last:]
         for number in itertools.count():
             with self._within("while", number):
-                if not self.run(settings["cond_jaxpr"], [*of_test, *carry])[0]:
+                if not self._seen(self.run(settings["cond_jaxpr"], [*of_test, *carry])[0]):
                     return carry
                 carry = self.run(settings["body_jaxpr"], [*of_body, *carry])
         raise AssertionError("a loop ends")

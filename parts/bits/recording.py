@@ -15,7 +15,6 @@ from lockstep.same_bits.evaluation import same_bits
 from lockstep.swarm.faults import FaultSchedule
 from lockstep.transcript.entry import TABLES
 from lockstep.transcript.transcript import Transcript
-from lockstep.transcript.trees import tree_hash
 from parts.bits.by_operation import by_operation
 from parts.bits.record import BitsRecord, PartOfRound, Recorder
 from pipeline import runfile
@@ -54,7 +53,6 @@ class Recording:
           LockstepError: The run has no such part that can be recorded.
         """
         self.setup, self.of, self.step, self.peer = setup, of, step, peer
-        self.inputs: dict[str, Hash] = {}
         run, self.programs = setup.run, setup.programs
         if as_peer and of != "step":
             raise LockstepError(
@@ -72,7 +70,7 @@ class Recording:
             raise LockstepError(f"--peer {peer}: expected 0 to {run.peers.count - 1}")
 
     def record(self, transcript: Transcript, against: BitsRecord | None) -> BitsRecord:
-        """Return the recorded operations; the first that differs from `against` is opened.
+        """Return the record; `recorder` keeps the first operation that differs from `against`.
 
         Raises:
           LockstepError: The run has no such round, or the peer did not train in it.
@@ -88,8 +86,7 @@ class Recording:
         )
 
     def _written(self) -> BitsRecord:
-        setup, recorder = self.setup, self.recorder
-        here = devices.describe()
+        setup, here = self.setup, devices.describe()
         names = ("device_kind", "instruction_set", "threads", "xla_flags", "jaxlib")
         return BitsRecord(
             key=key_of(setup, TABLES),
@@ -97,20 +94,14 @@ class Recording:
             round=self.step,
             peer=self.peer,
             machine={name: str(here[name])[:400] for name in names},
-            inputs=self.inputs,
-            operations=tuple(recorder.operations),
-            opened=recorder.opened,
+            operations=tuple(self.recorder.operations),
         )
 
     def _taken(self, function: Callable[..., Any], names: Sequence[str]) -> Callable[..., NoReturn]:
         """Return a function that takes another's operations, and ends the recording."""
 
         def recorded(*arguments: Any) -> NoReturn:
-            hosted = jax.device_get(arguments)
-            self.inputs = {
-                name: tree_hash(value) for name, value in zip(names, hosted, strict=True)
-            }
-            by_operation(function, self.recorder.hear)(*arguments)
+            by_operation(function, self.recorder.hear, names)(*arguments)
             raise _RecordedError
 
         return recorded
