@@ -27,6 +27,7 @@ ROOMS = ("lockstep", "parts", "pipeline", "models")
 SOURCE = sorted(path for room in ROOMS for path in (PROJECT / room).rglob("*.py"))
 # Where a distribution goes by another name than the module.
 DISTRIBUTION = {
+    "cyclonedx": "cyclonedx-python-lib",
     "google.auth": "google-auth",
     "google_crc32c": "google-crc32c",
     "orbax": "orbax-checkpoint",
@@ -34,8 +35,8 @@ DISTRIBUTION = {
     "zmq": "pyzmq",
 }
 COMMANDS = {"dvc", "snakemake"}  # run, not imported
-# By s3fs, lm_eval, jax and pydantic.
-BROUGHT = {"aiobotocore", "datasets", "jaxlib", "pydantic-core"}
+# By s3fs, lm_eval, jax, cyclonedx-python-lib and pydantic.
+BROUGHT = {"aiobotocore", "datasets", "jaxlib", "packageurl", "pydantic-core"}
 
 
 def normal(name: str) -> str:
