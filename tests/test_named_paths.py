@@ -18,7 +18,7 @@ from pipeline.__main__ import app
 from tests.errors import check_names
 
 READ = {"source", "file", "--checkpoint", "--shards", "--secret", "--sign", "--like", "--key"}
-READ |= {"first", "second", "--against"}
+READ |= {"first", "second", "--against", "seal", "--seal"}
 FOLDERS = {"--root", "folder", "--run-files"}  # new files are put into them
 WRITTEN = {
     "new file": "new PATH --model init:2m --data corpus --optimizer sgd --tokens 1e6 --force",

@@ -237,8 +237,8 @@ def verify(  # noqa: PLR0913 - each is an option
     limits = Limits(max_gb, Network(attempts=attempts, stall_seconds=stall_seconds))
     asks = ReaderAsks(seed, windows, checkpoint, shards, tasks, key)
     listings: list[PublicListing] = []
+    _check_attest(attest, signing_key)
     try:
-        _check_attest(attest, signing_key)
         check_word(seed)
         worker = unchecked_bundle.WorkerOfReader(worker_python, worker_module, worker_path)
         published = partial(_verify, source, root, limits, asks, worker, listings)
