@@ -46,7 +46,6 @@ def test_a_peer_asks_little_in_a_round(tmp_path, monkeypatch, peers):
     print(of_each)  # "own" are states of windows that are drawn for audits, as all first ones are
     assert counts["/states/"] == 2 * 3  # the index and one chunk, after rounds 3, 6 and 9
     assert of_each["PUT"] <= 2 + 1 / peers
-    assert (
-        of_each["LIST"] <= 2 + 1 / peers
-    )  # this round and the next; who closes it lists once more
+    # this round and the next, and who closes it once more; a busy machine's rounds more often
+    assert of_each["LIST"] < 3
     assert of_each["GET"] <= 2 * peers + 4  # of each peer a record and a payload

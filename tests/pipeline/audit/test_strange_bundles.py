@@ -65,6 +65,6 @@ def test_a_mutated_bundle_is_repeated_or_refused_in_one_short_line(seed, origina
     with suppress(LockstepError):  # bundle.json is no table any more
         seal(folder)
     try:
-        assert bundle.show(folder, 1) in (0, 1)
+        assert bundle.show(folder, 1) in (0, 1, 3)  # 3: from another kind of device, it says
     except LockstepError as error:
         assert str(error).isprintable() and len(str(error)) < 3000
