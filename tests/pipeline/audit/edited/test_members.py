@@ -4,7 +4,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from tests.lockstep.transcript.test_follow import run_with_checkpointers
 
 from lockstep.protocol import consensus, driver
 from lockstep.protocol.round import Message
@@ -14,6 +13,7 @@ from pipeline.audit.audit import audit_rounds
 from pipeline.start.round_settings import round_settings
 from tests.lockstep.protocol import records
 from tests.lockstep.swarm.simulated import lab, run_of
+from tests.lockstep.transcript.test_recomputed import run_with_checkpointers
 
 pytestmark = pytest.mark.long
 
