@@ -128,7 +128,7 @@ def recomputed(operation: RecordedOperation, inputs: Arrays) -> Arrays:
     """Return what an operation gives by its rule, computed in NumPy. It may be a stranger's.
 
     Raises:
-      Exception: It is none that can be computed alone, or larger than is computed for others.
+      Exception: The operation cannot be computed alone, or is larger than is computed for others.
     """
     said = loads(operation.settings or "")
     settings = {name: _meant(value) for name, value in said.items()}
