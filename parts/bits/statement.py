@@ -83,8 +83,8 @@ def judge(path: Path) -> Judgement:
     """Compute the operation of a statement, which may be a stranger's, and say who is right.
 
     Raises:
-      LockstepError: It proves nothing: it cannot be read, its claims are of unlike things, a path or
-        an array does not belong to it, or its operation cannot be computed alone.
+      LockstepError: It proves nothing: it cannot be read, its claims are of unlike things, a path
+        or an array does not belong to it, or its operation cannot be computed alone.
     """
 
     def check(what: str, found: object, expected: object) -> None:
