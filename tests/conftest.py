@@ -1,5 +1,6 @@
 """All tests see four CPU devices and one thread-pool size, set before JAX is imported."""
 
+import ctypes
 import gc
 import os
 import signal
@@ -67,6 +68,23 @@ def secrets_of_the_test_alone(monkeypatch):
     from lockstep import errors
 
     monkeypatch.setattr(errors, "_secrets", set(errors._secrets))
+
+
+MOST_RESIDENT = 2 * 2**30  # of a worker; one that keeps every program it compiled reaches 8 GiB
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compiled_programs_that_are_let_go():
+    """Several workers fit into a machine: what they compile again comes from the disk."""
+    yield
+    import jax
+
+    from lockstep.machine import memory
+
+    if (memory.resident() or 0) > MOST_RESIDENT:
+        jax.clear_caches()
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 # Whole runs, and peers in processes, which wait for each other.
