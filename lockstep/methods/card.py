@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 from pydantic import Field
 
 from lockstep.errors import LockstepError
+from lockstep.protocol.committee import trainers_of
+from lockstep.tables.links import Links
 from lockstep.tables.table import NotNegative, Table
 from lockstep.tables.variant import Variant, variant_name, variants_of
 
@@ -51,20 +53,19 @@ class Setting(NamedTuple):
 
 
 class Surroundings(NamedTuple):
-    """What a method's run has, in the words of `[peers]`, `[links]` and `[config]`.
+    """What a method's run has, in the words of `[config]`, `[peers]` and `[links]`."""
 
-    Attributes:
-      trainers: Peers whose messages are merged in a round.
-    """
-
+    verification_percent: int
     peers: int
-    trainers: int
     aggregation: str
     liars: int | None
     layout: str
-    topology: str
-    clock: str
-    verification_percent: int
+    links: Links
+
+    @property
+    def trainers(self) -> int:
+        """The number of peers whose messages the method's run merges in a round."""
+        return trainers_of(self.peers, self.verification_percent)
 
 
 Misfits = list[tuple[str, str]]

@@ -149,7 +149,7 @@ class OptimizerDecoupledDiLoCo(Fragmented):
         if self.quorum > run.peers:
             key = f"model.LLM.optimizer.{name}.quorum"
             misfits += [(key, f"at most the number of peers ({run.peers})")]
-        if run.clock != "simulated":
+        if run.links.clock != "simulated":
             misfits += [("links.clock", f"simulated with {name}, whose rounds close by it")]
         if run.aggregation in COUNTS_EACH_ONCE:
             text = f"another rule with {name}: {run.aggregation} takes old and short messages for "
@@ -166,7 +166,7 @@ class OptimizerDecoupledDiLoCo(Fragmented):
         if run.verification_percent:
             text = f"0 with {name}: a round does not wait until a step was taken again"
             misfits += [("config.verification_percent", text)]
-        if run.topology == "ring":
+        if run.links.topology == "ring":
             text = f"broadcast or hub with {name}: around a ring all messages arrive together"
             misfits += [("links.topology", text)]
         return misfits

@@ -50,13 +50,13 @@ def _aggregation(table: OptimizerVariant, run: Surroundings) -> Misfits:
 
 def _topology(table: OptimizerVariant, run: Surroundings) -> Misfits:
     """Return misfits of a topology: where messages would be summed underway, and have no sum."""
-    if run.topology == "broadcast":
+    if run.links.topology == "broadcast":
         return []
     expected = None
     if table.is_rounded or table.sends != "arrays":
         cause = "with quantize" if table.is_rounded else f"with {table.tag()}"
         expected = f"broadcast {cause}, since the sum of its messages is no message"
-    elif run.topology == "ring" and run.aggregation != "mean":
+    elif run.links.topology == "ring" and run.aggregation != "mean":
         rule = run.aggregation
         expected = f"broadcast or hub with aggregation = {rule}: a ring only sums"
     return [("links.topology", expected)] if expected else []

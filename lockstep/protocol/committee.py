@@ -81,12 +81,17 @@ def order(random_seed: int, count: int, salt: str, first: int) -> tuple[int, ...
     return tuple(swap_or_not(count, seed, first))
 
 
+def trainers_of(count: int, verification_percent: int) -> int:
+    """Return how many of `count` members train in a round; the others are its `verifiers`."""
+    return count - count * verification_percent // 100
+
+
 def verifiers(random_seed: int, count: int, verification_percent: int) -> frozenset[int]:
     """Return the elected verifiers: the first floor(count verification_percent / 100) positions.
 
     These verify, and the others train, as in a committee of Psyche's without tie-breakers.
     """
-    elected = count * verification_percent // 100
+    elected = count - trainers_of(count, verification_percent)
     return frozenset(order(random_seed, count, "committee", elected)) if elected else frozenset()
 
 

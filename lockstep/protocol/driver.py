@@ -41,7 +41,7 @@ class RoundSettings:
     @property
     def trainers(self) -> int:
         """The number of peers that train in a round if all take part; the others verify."""
-        return self.peers - self.peers * self.coordinator.verification_percent // 100
+        return committee.trainers_of(self.peers, self.coordinator.verification_percent)
 
 
 @dataclass(frozen=True)

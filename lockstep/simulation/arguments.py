@@ -22,6 +22,7 @@ from lockstep.optim.dense import from_optax
 from lockstep.optim.optimizer import Optimizer, Tree
 from lockstep.protocol import links
 from lockstep.protocol.closing import Closing
+from lockstep.protocol.committee import trainers_of
 from lockstep.protocol.driver import RoundSettings
 from lockstep.tables.faults import KINDS, Fault, Schedule
 from lockstep.tables.links import Links
@@ -151,16 +152,8 @@ class Arguments(Table):
     @model_validator(mode="after")
     def _fits_the_optimizer(self) -> "Arguments":
         if self.optimizer is not None:
-            run = Surroundings(
-                peers=self.peers,
-                trainers=self.trainers,
-                aggregation=self.aggregation,
-                liars=self.liars,
-                layout=self.layout,
-                topology=self.links.topology,
-                clock=self.links.clock,
-                verification_percent=self.verification_percent,
-            )
+            percent, rule = self.verification_percent, self.aggregation
+            run = Surroundings(percent, self.peers, rule, self.liars, self.layout, self.links)
             check_needs(self.optimizer, run, _argument)
         elif self.links.topology != "broadcast":
             raise wrong(("links", "topology"), "broadcast with an Optimizer of your own")
@@ -190,7 +183,7 @@ class Arguments(Table):
     @property
     def trainers(self) -> int:
         """Simulated peers that train where all take part; the others verify."""
-        return self.peers - self.peers * self.verification_percent // 100
+        return trainers_of(self.peers, self.verification_percent)
 
     @property
     def rows_of_a_step(self) -> int | None:

@@ -123,9 +123,7 @@ def _rounds(document: dict[str, Any], base: Run, card: Card) -> Reasons:
     """Set a derived run's batch of a round, and the number of rounds for the base's tokens."""
     reasons = {}
     config, steps, before = document["config"], card.local_steps, base.config.total_steps
-    percent = base.config.verification_percent
-    trainers = base.peers.count - base.peers.count * percent // 100
-    together = trainers if steps > 1 else 1  # local steps have equal batches on all peers
+    together = base.trainers if steps > 1 else 1  # local steps have equal batches on all peers
     for key in _batches(config):
         rows = config[key] // base.llm.optimizer.steps_of_a_round
         config[key] = max(1, rows // together) * together * steps

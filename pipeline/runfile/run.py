@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from lockstep.errors import LockstepError
 from lockstep.methods.card import Surroundings
 from lockstep.methods.misfits import check_faults, check_needs
+from lockstep.protocol.committee import trainers_of
 from lockstep.tables.links import Links
 from lockstep.tables.table import Table, missing, wrong
 from lockstep.tables.validation import validate
@@ -82,6 +83,11 @@ class CoreRun(Table):
         return self.model.LLM
 
     @property
+    def trainers(self) -> int:
+        """The number of the run's peers that train in a round if all take part."""
+        return trainers_of(self.peers.count, self.config.verification_percent)
+
+    @property
     def rows_of_a_step(self) -> int | None:
         """Sequences of the run's local step, where slower peers take fewer; else they vary."""
         optimizer = self.llm.optimizer
@@ -117,8 +123,7 @@ class CoreRun(Table):
 
     @model_validator(mode="after")
     def _local_steps_fit(self) -> "CoreRun":
-        steps, peers = self.llm.inner_steps, self.peers.count
-        trainers = peers - peers * self.config.verification_percent // 100
+        steps, trainers = self.llm.inner_steps, self.trainers
         if steps == 1:
             return self
         for size, _ in self.config.sizes(self.llm.max_seq_len):
@@ -132,17 +137,9 @@ class CoreRun(Table):
 
     @model_validator(mode="after")
     def _method_has_what_it_needs(self) -> "CoreRun":
-        peers, links, percent = self.peers, self.links, self.config.verification_percent
-        run = Surroundings(
-            peers=peers.count,
-            trainers=peers.count - peers.count * percent // 100,
-            aggregation=peers.aggregation,
-            liars=peers.liars,
-            layout=peers.layout,
-            topology=links.topology,
-            clock=links.clock,
-            verification_percent=percent,
-        )
+        peers, percent = self.peers, self.config.verification_percent
+        rule, liars = peers.aggregation, peers.liars
+        run = Surroundings(percent, peers.count, rule, liars, peers.layout, self.links)
         check_needs(self.llm.optimizer, run)
         least = (self.rows_of_a_step or 0) * peers.count
         if self.config.global_batch_size_start < least:
@@ -193,7 +190,7 @@ class CoreRun(Table):
             text = "since a verifier runs the trainer's own program"
             raise wrong(key, f"0 with peers.layout = {self.peers.layout}, {text}")
         least = self.config.min_clients
-        if least - least * percent // 100 < 1:
+        if not trainers_of(least, percent):
             raise wrong(key, f"less than 100, so that at least one of min_clients ({least}) trains")
         return self
 
