@@ -172,8 +172,10 @@ class _Streaming:
     def send(self, own: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
         number = self.fragments.in_round(step)
         part, agreed = self.fragments.take(params, number), row(shared, number)
-        message, state = self.outer.send(self._arrive(own, params, step), part, agreed, step)
-        return message, self._after_sending(own, state, step)
+        pseudogradient = jax.tree.map(jnp.subtract, part, self.fragments.take(own.local, number))
+        arrived = self.outer.accumulate(pseudogradient, row(own.outer, number), part, step)
+        message, state = self.outer.send(arrived, part, agreed, step)
+        return message, own._replace(outer=put_row(own.outer, state, number))
 
     def receive(
         self, messages: Tree, peers: RoundPeers, params: Tree, shared: Tree, step: jax.Array
@@ -211,17 +213,6 @@ class _Streaming:
         updates, agreed = take(self.fragments.take(params, number), row(shared, number))
         zeros = jax.tree.map(jnp.zeros_like, params)
         return self.fragments.put(zeros, updates, number), put_row(shared, agreed, number)
-
-    def _arrive(self, own: StreamingState, params: Tree, step: jax.Array) -> Tree:
-        """Return the outer state of a streamed fragment after it took the pseudogradient."""
-        number = self.fragments.in_round(step)
-        part = self.fragments.take(params, number)
-        pseudogradient = jax.tree.map(jnp.subtract, part, self.fragments.take(own.local, number))
-        return self.outer.accumulate(pseudogradient, row(own.outer, number), part, step)
-
-    def _after_sending(self, own: StreamingState, state: Tree, step: jax.Array) -> StreamingState:
-        number = self.fragments.in_round(step)
-        return own._replace(outer=put_row(own.outer, state, number))
 
 
 ADOPT = ("overwrite", "blend", "carry")
@@ -306,12 +297,10 @@ def _carrying(streaming: Optimizer, cut: Fragments) -> Optimizer:
         local = cut.put(local, carried, fragment)
         return CarriedState(own.optimizer._replace(local=local), cut.put(own.taken, part, fragment))
 
-    def after_sending(own: CarriedState, state: Tree, step: jax.Array) -> CarriedState:
-        number = cut.in_round(step)
-        return CarriedState(state, cut.put(own.taken, cut.take(state.local, number), number))
-
     def send(own: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
         message, state = streaming.send(own.optimizer, params, shared, step)
-        return message, after_sending(own, state, step)
+        number = cut.in_round(step)
+        taken = cut.put(own.taken, cut.take(state.local, number), number)
+        return message, CarriedState(state, taken)
 
     return inside(streaming)._replace(init=init, align=align, send=send)
