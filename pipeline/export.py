@@ -17,6 +17,7 @@ from pipeline.stage.artifacts import METRICS, Paths
 from pipeline.stage.keys import STAGES, upstream
 from pipeline.subject import subject_of, subject_of_model
 from pipeline.weights import hf
+from pipeline.weights.model_folder import Trained
 
 log = logging.getLogger(__name__)
 
@@ -35,14 +36,9 @@ def run(run: runfile.Run, paths: Paths) -> None:
             return
         transcript = Transcript(trained / "transcript")
         model, last = transcript.header.model, transcript.snapshots[-1]
-        subject_of(run).exports.export(
-            run,
-            model,
-            TensorFile(transcript.folder / "snapshots" / f"{last:05}" / "params.safetensors"),
-            folder,
-            tokenizer=paths.out("download") / "tokenizer",
-            checkpoint=trained / "hf",
-        )
+        params = TensorFile(transcript.folder / "snapshots" / f"{last:05}" / "params.safetensors")
+        what = Trained(model, params, paths.out("download"), checkpoint=trained / "hf")
+        subject_of(run).exports.export(run, what, folder)
         text = card.render(_facts(paths, transcript, verdict, folder))
         write_text(folder / CARD, text)
 

@@ -16,13 +16,13 @@ from lockstep.errors import LockstepError
 from lockstep.optim.optimizer import Tree
 from lockstep.programs.columns import PLAIN, Column
 from lockstep.programs.train_step import Programs
-from lockstep.transcript.tensorfile import TensorFile
 from pipeline.joints import Joint
 from pipeline.language_model.held_out import HeldOutRows, MeanLoss
 from pipeline.language_model.subject import LANGUAGE_MODEL
 from pipeline.runfile import Run
 from pipeline.tokens.shards import Shards
 from pipeline.weights.exported import Exported
+from pipeline.weights.model_folder import Trained
 
 Model = dict[str, Any]
 """The model of a transcript's header: a config.json, or whatever else describes it whole."""
@@ -70,20 +70,8 @@ class Exports(Protocol):
     model_file: str  # the file of an export that says what was trained
     card: Path | None  # template that fills blocks of the model card otherwise
 
-    def export(
-        self,
-        run: Run,
-        model: Model,
-        params: TensorFile,
-        folder: Path,
-        *,
-        tokenizer: Path,
-        checkpoint: Path,
-    ) -> None:
-        """Write the subject's export into a folder, without its card.
-
-        `tokenizer` and `checkpoint` are the folders of the tokenizer and the initial model, if any.
-        """
+    def export(self, run: Run, trained: Trained, folder: Path) -> None:
+        """Write the subject's export into a folder, without its card."""
 
     def export_weights(self, run: Run, model: Model, params: Tree, folder: Path) -> None:
         """Write only what the subject's `export` makes of the params: all can make it again."""
@@ -160,11 +148,7 @@ class Subject(Protocol):
         """Check that the subject can go on from an earlier run's params, `where` in errors."""
 
     def programs(
-        self,
-        run: Run,
-        model: Model,
-        first_step: int = 0,
-        columns: tuple[Column, ...] = PLAIN,
+        self, run: Run, model: Model, first_step: int = 0, columns: tuple[Column, ...] = PLAIN
     ) -> Programs:
         """Return the programs of a run that trains the subject.
 

@@ -18,7 +18,6 @@ from lockstep.programs.columns import PLAIN, Column
 from lockstep.programs.local_training import HostSteps, Lots, one_by_one
 from lockstep.programs.train_step import Programs
 from lockstep.tables.validation import validate_json
-from lockstep.transcript.tensorfile import TensorFile
 from lockstep.transcript.trees import flatten, load_arrays, save_tree
 from parts.workload import export_folder
 from parts.workload.description import FILE, Description, code_hash, of_model
@@ -31,6 +30,7 @@ from pipeline.runfile.method import learning_rate_of_run, optimizer_of_run
 from pipeline.stage.artifacts import COUNTED, listing_sha256
 from pipeline.tokens.rows import FILES, ArrayRows, FileRows, TokenRows
 from pipeline.tokens.shards import Shards
+from pipeline.weights.model_folder import Trained
 
 KINDS = {"tokens": TokenRows, "arrays": ArrayRows, "files": FileRows}  # of rows
 HEADER = "the model"  # what errors call one that was checked before
@@ -96,22 +96,12 @@ class WorkloadExports:
     model_file = FILE
     card = Path(__file__).with_name("workload_card.md.jinja")
 
-    def export(
-        self,
-        run: runfile.Run,
-        model: dict[str, Any],
-        params: TensorFile,
-        folder: Path,
-        *,
-        tokenizer: Path,
-        checkpoint: Path,
-    ) -> None:
+    def export(self, run: runfile.Run, trained: Trained, folder: Path) -> None:
         """Write the workload's params, its description, and what its method `save` writes."""
-        del checkpoint
-        with closing(_worker(run, model)) as worker:
-            worker.shards = tokenizer.parent  # of stage download, as the tokenizer
-            description = of_model(model, HEADER)
-            export_folder.write(folder, worker, description, params, run.export.dtype)
+        with closing(_worker(run, trained.model)) as worker:
+            worker.shards = trained.shards
+            description = of_model(trained.model, HEADER)
+            export_folder.write(folder, worker, description, trained.params, run.export.dtype)
 
     def export_weights(
         self, run: runfile.Run, model: dict[str, Any], params: Tree, folder: Path

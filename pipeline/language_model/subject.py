@@ -11,7 +11,6 @@ from lockstep.files import read_json
 from lockstep.machine.progress import Progress
 from lockstep.optim.optimizer import Tree
 from lockstep.programs.train_step import Programs
-from lockstep.transcript.tensorfile import TensorFile
 from pipeline import runfile
 from pipeline.language_model import held_out, language_model
 from pipeline.language_model.held_out import HeldOutRows, MeanLoss
@@ -19,6 +18,7 @@ from pipeline.tokens.shards import Shards
 from pipeline.weights import exported, hf, model_folder
 from pipeline.weights.exported import Exported
 from pipeline.weights.hf import param_shapes
+from pipeline.weights.model_folder import Trained
 
 HEADER = "the model"  # what errors call one that was checked before
 
@@ -28,28 +28,10 @@ class LanguageModelExports:
 
     model_file, card = hf.CONFIG, None
 
-    def export(
-        self,
-        run: runfile.Run,
-        model: dict[str, Any],
-        params: TensorFile,
-        folder: Path,
-        *,
-        tokenizer: Path,
-        checkpoint: Path,
-    ) -> None:
+    def export(self, run: runfile.Run, trained: Trained, folder: Path) -> None:
         """Write a language model as a Hugging Face folder."""
-        with Progress("export", total=params.nbytes, unit="byte") as bar:
-            model_folder.write(
-                folder,
-                model,
-                run.llm.max_seq_len,
-                params,
-                run.export.dtype,
-                tokenizer=tokenizer,
-                checkpoint=checkpoint,
-                advance=bar.advance,
-            )
+        with Progress("export", total=trained.params.nbytes, unit="byte") as bar:
+            model_folder.write(folder, run, trained, bar.advance)
 
     def export_weights(
         self, run: runfile.Run, model: dict[str, Any], params: Tree, folder: Path

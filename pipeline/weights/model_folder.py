@@ -7,10 +7,12 @@ import shutil
 from collections.abc import Callable
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lockstep.files import read_json, write_json
+from lockstep.optim.optimizer import Tree
 from lockstep.transcript.tensorfile import TensorFile
+from pipeline.runfile import Run
 from pipeline.tokens.tokenizer_files import GENERATION, TOKENIZER, load_tokenizer
 from pipeline.weights import hf
 from pipeline.weights.text_settings import special_tokens, token_ids
@@ -24,29 +26,29 @@ FIXED_CONTEXT = ("dynamic", "yarn")
 WEIGHT_PATTERNS = ("*.safetensors", hf.INDEX)
 
 
-def write(
-    folder: Path,
-    model: dict[str, Any],
-    max_seq_len: int,
-    params: dict[str, Any] | TensorFile,
-    dtype: str,
-    *,
-    tokenizer: Path,
-    checkpoint: Path,
-    advance: Callable[[int], object] = lambda _: None,
-) -> None:
-    """Write a model that was trained on sequences of `max_seq_len` tokens.
+class Trained(NamedTuple):
+    """What a run trained, to be exported."""
 
-    The tokenizer is copied from the folder `tokenizer`, or, if that does not exist, from
-    `checkpoint`, the folder of the initial model. `model` is the content of config.json; other
-    arguments are as in `hf.write_folder`.
+    model: dict[str, Any]  # as a transcript's header has it
+    params: TensorFile | Tree
+    shards: Path  # the folder that stage download left
+    checkpoint: Path  # that of the initial model's files, if it has any
+
+
+def write(
+    folder: Path, run: Run, trained: Trained, advance: Callable[[int], object] = lambda _: None
+) -> None:
+    """Write a trained model as a folder, with the tokenizer of the data or, without, its own.
+
+    `advance` is as in `hf.write_folder`.
     """
-    model = with_context(model, max_seq_len)
-    hf.write_folder(folder, model, params, dtype, advance=advance)
-    for file in (tokenizer if tokenizer.is_dir() else checkpoint).iterdir():
+    model = with_context(trained.model, run.llm.max_seq_len)
+    tokenizer = trained.shards / "tokenizer"
+    hf.write_folder(folder, model, trained.params, run.export.dtype, advance=advance)
+    for file in (tokenizer if tokenizer.is_dir() else trained.checkpoint).iterdir():
         if file.name != hf.CONFIG and not any(fnmatch(file.name, name) for name in WEIGHT_PATTERNS):
             shutil.copyfile(file, folder / file.name)
-    write_json(folder / GENERATION, generation_config(checkpoint, model, folder))
+    write_json(folder / GENERATION, generation_config(trained.checkpoint, model, folder))
 
 
 def with_context(model: dict[str, Any], max_seq_len: int) -> dict[str, Any]:

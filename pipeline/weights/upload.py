@@ -16,6 +16,7 @@ from lockstep.protocol.round import Round
 from pipeline import runfile
 from pipeline.runfile.psyche import destination
 from pipeline.weights import bucket, hf, hub_model, model_folder
+from pipeline.weights.model_folder import Trained
 
 log = logging.getLogger(__name__)
 
@@ -78,15 +79,8 @@ def push_epoch(
     shutil.rmtree(aside, ignore_errors=True)  # left by a kill
     with writes(aside):
         aside.mkdir()
-    model_folder.write(
-        aside,
-        read_json(init / "hf" / hf.CONFIG),
-        run.llm.max_seq_len,
-        params,
-        run.export.dtype,
-        tokenizer=shards / "tokenizer",
-        checkpoint=init / "hf",
-    )
+    model = read_json(init / "hf" / hf.CONFIG)
+    model_folder.write(aside, run, Trained(model, params, shards, checkpoint=init / "hf"))
     position = {"step": last.step, "epoch": last.epoch}
     card = CARD.format(unaudited=UNAUDITED, key=key, **position)
     write_text(aside / "README.md", card)
