@@ -240,15 +240,7 @@ class _EpochPushes(Observer):
     def kept(self, entry: Entry, progress: RunProgress) -> None:
         """Push the params of an epoch's last round, which is saved already."""
         if entry.checkpointed and self.run.export.every_epoch:
-            upload.push_epoch(
-                self.run,
-                self.paths.key,
-                self.peers.state().params,
-                entry.round,
-                init=self.paths.out("convert"),
-                shards=self.paths.out("download"),
-                aside=self.paths.scratch / "epoch",
-            )
+            upload.push_epoch(self.run, self.paths, self.peers.state().params, entry.round)
 
 
 def _measurement(

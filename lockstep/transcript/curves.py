@@ -1,7 +1,6 @@
 """The curves and numbers of a training, from its transcript."""
 
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -58,17 +57,11 @@ class Totals:
         }
 
 
-def totals_of(run: dict[str, Any]) -> Totals:
-    """Return the totals of a run before its first round, from the tables of its header."""
-    # older transcripts have no such key
-    topology = run.get("links", {}).get("topology", "broadcast")
-    return Totals(run["model"]["LLM"]["max_seq_len"], run["peers"]["count"], topology)
-
-
 def rows(transcript: Transcript) -> list[dict]:
     """Return one row of the curves for each round, as `Totals` has them."""
     run = transcript.header.run
-    totals = totals_of(run)
+    length, topology = run["model"]["LLM"]["max_seq_len"], run["links"]["topology"]
+    totals = Totals(length, run["peers"]["count"], topology)
     return [totals.row(entry) for entry in transcript.rounds]
 
 

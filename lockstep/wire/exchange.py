@@ -69,7 +69,7 @@ def send_spooled(
                     take(field)
                     yield field
 
-        committed.append(_commit(fields(), peer, round_))
+        committed.append(data_hash(round_.step, *round_.assignment[peer], fields()))
 
     return Sent(spool.hold(folder, write), committed[0])
 
@@ -93,12 +93,8 @@ def data_hash(step: int, first: int, last: int, fields: Iterable[Buffer]) -> byt
 
 def commit(message: Tree, peer: int, round_: Round) -> bytes:
     """Return the commitment of a sender to its message in a round."""
-    return _commit(wire.fields(message), peer, round_)
-
-
-def _commit(fields: Iterable[Buffer], peer: int, round_: Round) -> bytes:
     # The fields, not the encoded bytes: both layouts of the wire have the same commitment.
-    return data_hash(round_.step, *round_.assignment[peer], fields)
+    return data_hash(round_.step, *round_.assignment[peer], wire.fields(message))
 
 
 def receive(sent: Sent, peer: int, round_: Round, form: wire.Form) -> Sent:

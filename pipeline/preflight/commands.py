@@ -27,7 +27,7 @@ def show(run_file: Path, root: Path) -> int:
     """Print the table of what a run needs, and return how many rows say that a stage would fail."""
     from pipeline import runfile
     from pipeline.preflight.preflight import Preflight
-    from pipeline.preflight.row import Mark, lines
+    from pipeline.preflight.row import Mark
 
     run, keys = runfile.load(run_file), Keys(run_file)
     for stage in STAGES:
@@ -36,8 +36,7 @@ def show(run_file: Path, root: Path) -> int:
     failing = 0
     for row in Preflight(run, run_file, root).rows():
         failing += row.mark is Mark.FAILS
-        for line in lines([row]):
-            logs.say(line)
+        logs.say(row.line())
     return failing
 
 

@@ -29,6 +29,12 @@ class CheckRow(NamedTuple):
     name: str
     text: str
 
+    def line(self) -> str:
+        """Return the row as a line of `check`'s table that this process's output can show."""
+        plain = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
+        width = max(len(mark.value[plain]) for mark in Mark)
+        return f"{self.mark.value[plain]:<{width}} {self.name:<13}{self.text}"
+
 
 class Inspection(NamedTuple):
     """A look that `lockstep check` takes at a run."""
@@ -58,11 +64,3 @@ def looked(name: str, look: Callable[[], Iterable[CheckRow]]) -> Iterator[CheckR
         yield CheckRow(Mark.UNKNOWN, name, f"not looked at: {error}")
     except LockstepError as error:
         yield CheckRow(Mark.FAILS, name, str(error))
-
-
-def lines(rows: Iterable[CheckRow]) -> Iterator[str]:
-    """Yield the lines of `check`'s table, as this process's output can show them."""
-    plain = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
-    width = max(len(mark.value[plain]) for mark in Mark)
-    for mark, name, text in rows:
-        yield f"{mark.value[plain]:<{width}} {name:<13}{text}"

@@ -184,10 +184,7 @@ class OlderConfig(Coordinator):
         """`global_batch_size`: this spelling has one batch size for the whole run."""
         return self.global_batch_size
 
-    @property
-    def global_batch_size_end(self) -> int:
-        """`global_batch_size`: this spelling has one batch size for the whole run."""
-        return self.global_batch_size
+    global_batch_size_end = global_batch_size_start
 
     def cold_start_limit(self) -> tuple[int, str]:
         """Return the number of rounds in an epoch, and its key."""

@@ -216,10 +216,6 @@ def named_shards(index: Path, present: Collection[str], where: str) -> list[str]
     return named
 
 
-def _no_progress(nbytes: int) -> None:
-    """Ignore the number of bytes."""
-
-
 class HfFolder:
     """A model in a Hugging Face folder; its tensors' values are read when needed.
 
@@ -257,12 +253,12 @@ class HfFolder:
         self.specs = {path: TensorSpec("F32", shape) for path, shape in shapes.items()}
         self.nbytes = sum(spec.nbytes for spec in self.specs.values())
 
-    def save(self, path: Path, advance: Callable[[int], object] = _no_progress) -> None:
+    def save(self, path: Path, advance: Callable[[int], object] = lambda _: None) -> None:
         """Write the params to one safetensors file; call `advance` with the bytes of each piece."""
         tensorfile.write(path, self.specs, partial(self.pieces, advance=advance))
 
     def pieces(
-        self, path: str, advance: Callable[[int], object] = _no_progress
+        self, path: str, advance: Callable[[int], object] = lambda _: None
     ) -> Iterator[np.ndarray]:
         """Yield the values of a Hugging Face param in C order, in contiguous pieces of float32."""
         for name, slot in self._slots[path]:
@@ -336,7 +332,7 @@ def write_folder(
     params: dict[str, Any] | TensorFile,
     dtype: str,
     max_shard_bytes: int = 5 * 2**30,
-    advance: Callable[[int], object] = _no_progress,
+    advance: Callable[[int], object] = lambda _: None,
 ) -> None:
     """Write a Hugging Face folder's config.json and safetensors; same params, same bytes.
 

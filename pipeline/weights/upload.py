@@ -15,6 +15,7 @@ from lockstep.optim.optimizer import Tree
 from lockstep.protocol.round import Round
 from pipeline import runfile
 from pipeline.runfile.psyche import destination
+from pipeline.stage.artifacts import Paths
 from pipeline.weights import bucket, hf, hub_model, model_folder
 from pipeline.weights.model_folder import Trained
 
@@ -68,19 +69,18 @@ def push(
     return checkpoint.model_copy(update={"prefix": prefix or None, "generation": generation})
 
 
-def push_epoch(
-    run: runfile.Run, key: str, params: Tree, last: Round, *, init: Path, shards: Path, aside: Path
-) -> None:
+def push_epoch(run: runfile.Run, paths: Paths, params: Tree, last: Round) -> None:
     """Upload the params to the `[config] checkpointers`; a failure is only a warning.
 
-    `key` is that of the run's stage train, and `last` the epoch's last round. `init` and `shards`
-    are what the stages convert and download left; `aside`, where the files are written, is removed.
+    `paths` are those of the run's stage train, and `last` is the epoch's last round.
     """
+    key, init, aside = paths.key, paths.out("convert"), paths.scratch / "epoch"
     shutil.rmtree(aside, ignore_errors=True)  # left by a kill
     with writes(aside):
         aside.mkdir()
     model = read_json(init / "hf" / hf.CONFIG)
-    model_folder.write(aside, run, Trained(model, params, shards, checkpoint=init / "hf"))
+    trained = Trained(model, params, paths.out("download"), checkpoint=init / "hf")
+    model_folder.write(aside, run, trained)
     position = {"step": last.step, "epoch": last.epoch}
     card = CARD.format(unaudited=UNAUDITED, key=key, **position)
     write_text(aside / "README.md", card)

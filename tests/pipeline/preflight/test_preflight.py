@@ -12,7 +12,7 @@ from lockstep.files import write_json
 from models.llama import llama
 from pipeline import runfile
 from pipeline.preflight import commands, plan, preflight
-from pipeline.preflight.row import CheckRow, Mark, lines
+from pipeline.preflight.row import CheckRow, Mark
 from pipeline.stage import logs
 from pipeline.stage.keys import PROJECT, STAGES
 from tests import tiny
@@ -265,5 +265,5 @@ def test_a_run_that_would_fail_is_status_1_and_each_reason_a_line(tmp_path, caps
 
 def test_a_table_has_words_where_there_are_no_ticks(monkeypatch):
     monkeypatch.setattr(sys, "stdout", SimpleNamespace(encoding="ascii"))
-    (line,) = lines([CheckRow(Mark.FAILS, "data", "too few")])
+    line = CheckRow(Mark.FAILS, "data", "too few").line()
     assert line.split() == ["FAILS", "data", "too", "few"]

@@ -31,10 +31,11 @@ def push(init: Path, *places: str) -> dict:
         export=SimpleNamespace(dtype="float32"),
         config=SimpleNamespace(checkpointers=places),
     )
-    last, aside = SimpleNamespace(step=7, epoch=2), init.with_name("aside")
-    shards = init.with_name("shards")
-    upload.push_epoch(run, "ab" * 32, params, last, init=init, shards=shards, aside=aside)
-    assert not aside.exists()
+    outs, scratch = {"convert": init, "download": init.with_name("shards")}, init.with_name("work")
+    scratch.mkdir(exist_ok=True)
+    paths = SimpleNamespace(key="ab" * 32, out=outs.__getitem__, scratch=scratch)
+    upload.push_epoch(run, paths, params, SimpleNamespace(step=7, epoch=2))
+    assert not any(scratch.iterdir())
     return params
 
 
