@@ -12,6 +12,7 @@ Every Snakemake job imports this, so it imports nothing heavy.
 
 import re
 import tomllib
+from functools import reduce
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,11 @@ def chain(path: Path) -> list[Path]:
             )
         files.append(base)
     return files
+
+
+def value_at(tables: Any, key: str) -> Any:
+    """Return the value at a dotted key of TOML tables."""
+    return reduce(lambda table, part: table[part], key.split("."), tables)
 
 
 def merged(base: dict[str, Any], changes: dict[str, Any], where: str = "") -> dict[str, Any]:

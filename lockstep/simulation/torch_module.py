@@ -10,7 +10,7 @@ import sys
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -47,10 +47,14 @@ class _BoundModule(NamedTuple):
 
 
 class TorchModule:
-    """Computes a module's losses and gradients; a `Computes`, and the `Task` of such a simulation.
+    """Computes a module's losses and gradients, as a `Gradient`; has the shapes of its `Task` too.
 
     The module's params change while it is trained.
     """
+
+    measures = True
+    shards = Path()  # no examples of `simulate` are files
+    rows_to_count = None  # they are examples, `count_over`
 
     def __init__(self, module: Any, loss_fn: TorchLoss, micro_batch: int):
         from lockstep.python.lockstep_torch import bits, bound_model
@@ -61,8 +65,6 @@ class TorchModule:
                 f"simulate: params is a {type(module).__name__} without a param that requires a "
                 "gradient, expected a module to train"
             )
-        self.shards = Path()  # no examples of `simulate` are files
-        self.rows_to_count = None  # they are examples, `count_over`
         self.micro_batch, self._bits, self._loss_fn = micro_batch, bits, loss_fn
         self._parts = bound_model.parts
         self._bound = bound_model.BoundModel(_BoundModule(module, loss_fn), 0, lambda name: True)
@@ -82,9 +84,9 @@ class TorchModule:
         """Compute a torch module's statistics of batch norms over these, before measuring."""
         if self._bound.state.counted:
             size = self.micro_batch
-            lots = -(-COUNTED // (size * len(data)))
+            batches = -(-COUNTED // (size * len(data)))
             for peer in data:
-                starts = range(0, min(lots * size, peer.examples.count), size)
+                starts = range(0, min(batches * size, peer.examples.count), size)
                 self._to_count += [peer.take(np.arange(at, at + size)).examples for at in starts]
 
     # ---- The task ----
@@ -93,14 +95,6 @@ class TorchModule:
     def shapes(self) -> Tree:
         """Shapes and dtypes of the torch module's params: nested by the parts of their names."""
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self.first)
-
-    @property
-    def imprecise(self) -> NoReturn:
-        """There is no other precision of a torch module."""
-        raise LockstepError(
-            "simulate: faults: wrong_precision, expected none of that kind with a torch module, "
-            "which sets its own precision"
-        )
 
     @property
     def nesting(self) -> "TorchModule":
@@ -114,11 +108,6 @@ class TorchModule:
         return copy.deepcopy(self._bound.current().state_dict())
 
     # ---- What it computes ----
-
-    @property
-    def measures(self) -> bool:
-        """Whether it measures: a torch module gives the loss of any batch."""
-        return True
 
     @property
     def environment(self) -> dict[str, str]:

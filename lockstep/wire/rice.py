@@ -153,17 +153,17 @@ def pack_high(high: np.ndarray) -> bytes:
     return np.packbits(np.concatenate(bits)).tobytes()
 
 
-def unpack_high(data: np.ndarray, count: int, name: str) -> np.ndarray:
+def unpack_high(data: np.ndarray, count: int) -> np.ndarray:
     """Return the `count` high parts of gaps in the whole of `data`, int64; inverts `pack_high`.
 
     Raises:
-      WireError: There are fewer or more, or bytes after the last; they are `name` in errors.
+      WireError: There are fewer or more, or bytes after the last.
     """
     ends = np.flatnonzero(np.unpackbits(data).view(bool))  # of bools, NumPy finds them faster
     if len(ends) != count:
-        raise WireError(f"{name}: {len(ends)} indices, expected {count}")
+        raise WireError(f"high parts: {len(ends)} indices, expected {count}")
     if ends[-1] // 8 + 1 != len(data):
-        raise WireError(f"{name}: bytes after the last index, expected the end")
+        raise WireError("high parts: bytes after the last index, expected the end")
     high: np.ndarray = np.diff(ends, prepend=-1)
     high -= 1
     return high

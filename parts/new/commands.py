@@ -273,9 +273,9 @@ def _write(
     from pipeline.preflight import commands as preflight
     from pipeline.preflight.plan import plan_of
     from pipeline.runfile.as_text import run_file, toml
-    from pipeline.runfile.derived_run import CALLED, value_at
+    from pipeline.runfile.derived_run import CALLED
     from pipeline.stage import logs
-    from pipeline.toml_file import merged
+    from pipeline.toml_file import merged, value_at
 
     run = runfile.parse(document, CALLED)
     tables = merged(document, run.model_dump(mode="json", exclude_none=True))  # lacks some defaults

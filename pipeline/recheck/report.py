@@ -39,6 +39,7 @@ from pipeline.recheck.outputs import (
 from pipeline.recheck.published import PublishedRun
 from pipeline.stage.keys import PINS, STAGES, pinned, tracked, upstream
 from pipeline.stage.untrusted_files import load_yaml
+from pipeline.toml_file import value_at
 
 NOT_AS_WRITTEN = (AttributeError, KeyError, TypeError, ValueError)  # of a stranger's record
 MOST_CARD_BYTES = 2**20  # it is parsed
@@ -164,18 +165,12 @@ def _check_tables(document: dict[str, Any], published: PublishedRun) -> None:
     run_file = published.run.model_dump(mode="json")
     for stage in upstream("export"):
         for name in (*tracked(stage), *(f"{PINS}{key}" for key in pinned(stage))):
-            found, due = (_value(tables, name) for tables in (written, run_file))
+            found, due = (value_at(tables, name) for tables in (written, run_file))
             if found != due and not (name.startswith(PINS) and due == ""):
                 raise LockstepError(
                     f"{PROOF}/made/{stage}.json: [{name}] is {brief(str(found))}, expected "
                     f"{brief(str(due))} as in {RUN}"
                 )
-
-
-def _value(document: Any, name: str) -> Any:
-    for part in name.split("."):
-        document = document[part]
-    return document
 
 
 # ---- Results in the front matter ----

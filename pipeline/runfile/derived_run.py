@@ -7,6 +7,7 @@ from lockstep.errors import LockstepError
 from lockstep.methods import CARDS
 from lockstep.methods.card import Card
 from pipeline.runfile.run import Run, parse
+from pipeline.toml_file import value_at
 
 Reasons = dict[str, str]
 """Dotted keys of a run file -> why they have their values, the most important first."""
@@ -27,13 +28,6 @@ SCHEDULE_IN_ROUNDS = (
     "linear_decay_steps",
 )
 RATES = ("base_lr", "warmup_init_lr", "final_lr", "cosine_decay_final_lr", "linear_decay_final_lr")
-
-
-def value_at(document: dict[str, Any], key: str) -> Any:
-    """Return the value at a dotted key of a derived run's document."""
-    for part in key.split("."):
-        document = document[part]
-    return document
 
 
 def short(rate: float) -> float:

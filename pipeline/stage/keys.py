@@ -13,13 +13,13 @@ import ast
 import hashlib
 import json
 from collections.abc import Mapping
-from functools import cached_property, reduce
+from functools import cached_property
 from pathlib import Path
 
 import yaml
 
 from lockstep.errors import LockstepError
-from pipeline.toml_file import read_run_file
+from pipeline.toml_file import read_run_file, value_at
 
 PROJECT = Path(__file__).resolve().parents[2]
 STAGES = yaml.safe_load((PROJECT / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
@@ -93,7 +93,7 @@ class Keys:
     def table(self, name: str) -> object:
         """Return the value of a dotted name in the run file, for a key."""
         try:
-            return reduce(lambda table, part: table[part], name.split("."), self._tables)
+            return value_at(self._tables, name)
         except (KeyError, TypeError) as error:
             raise LockstepError(
                 f"{self.run}: {name} is missing; `lockstep import {self.run}` writes a run file "

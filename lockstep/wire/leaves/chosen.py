@@ -53,7 +53,7 @@ class RiceCoded(Packing):
             low[r] = rice.unpack_low(planes, count, r, name)
         raw_M = forms[0].read_raw(reader, sum(counts), "values")
         high = reader.array(np.uint8, reader.remaining, "high parts")
-        high_M = rice.unpack_high(high, sum(counts), "high parts")
+        high_M = rice.unpack_high(high, sum(counts))
         nodes = []
         for number, (form, r, n) in enumerate(zip(forms, chosen, counts, strict=True)):
             index_NK = rice.indices(high_M[:n] << r | low[r][:n], form.kept)
