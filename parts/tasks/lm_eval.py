@@ -36,11 +36,10 @@ from lockstep.machine.progress import Progress
 from lockstep.programs.placement import DeviceGroup, device_groups, side_by_side
 from lockstep.tables.table import Table
 from lockstep.tables.validation import validate
-from parts.tasks import task_model
+from parts.tasks import task_model, two_parts
 from parts.tasks.lm_eval_tasks import reason
 from parts.tasks.task_model import TaskModel
 from pipeline import extras
-from pipeline.language_model import two_parts
 from pipeline.language_model.sampling import Sampling
 from pipeline.weights import exported, text_settings
 

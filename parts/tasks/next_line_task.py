@@ -25,11 +25,11 @@ import yaml
 
 from lockstep.files import write_text
 from lockstep.programs.columns import PLAIN
-from parts.tasks import next_line
+from parts.tasks import next_line, two_parts
 from parts.tasks.next_line import NAME, Question
 from parts.tasks.task_model import LikelihoodRequest, TaskModel
 from pipeline import runfile
-from pipeline.language_model import held_out, two_parts
+from pipeline.language_model import held_out
 from pipeline.scores import Metric, TaskResult
 from pipeline.tokens.sequences import Sequences
 from pipeline.tokens.shards import read_shards

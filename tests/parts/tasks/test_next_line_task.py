@@ -14,8 +14,8 @@ from parts.tasks.next_line_task import AskedQuestions, Scores
 from pipeline import runfile
 from tests import tiny
 from tests.errors import refused
+from tests.parts.tasks.test_two_parts import CONTEXT, joining_tokenizer
 from tests.pipeline import trained_run
-from tests.pipeline.language_model.test_two_parts import CONTEXT, joining_tokenizer
 from tests.pipeline.tokens.shards_folder import rows_of, shards_folder
 
 BEGINNING = 0

@@ -8,8 +8,7 @@ import shutil
 import pytest
 
 from lockstep.files import write_json
-from parts.tasks import lm_eval_tasks, next_line, next_line_task
-from pipeline.language_model import two_parts
+from parts.tasks import lm_eval_tasks, next_line, next_line_task, two_parts
 from tests.parts.tasks import exported
 from tests.parts.tasks.harness.local_tasks import QUESTIONS, TEXTS, run
 

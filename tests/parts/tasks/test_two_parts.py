@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 from tokenizers import Regex, pre_tokenizers, processors
 
-from pipeline.language_model import two_parts
+from parts.tasks import two_parts
 from tests.pipeline.trained_run import make_tokenizer
 
 # As of GPT-4, Llama 3 and Qwen: a sign takes the line breaks after it along.
