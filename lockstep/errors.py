@@ -41,7 +41,7 @@ class LockstepError(Exception):
 
 
 class DivergedError(LockstepError):
-    """The error of a training that diverged: loss, or all messages, are no finite numbers."""
+    """The error of a training that diverged: its loss, or every message, is not finite."""
 
     status = 5  # of the process, and of no other error's
 
@@ -88,7 +88,7 @@ def keep_secret(*secrets: str | None) -> None:
 
 
 def reveals(text: str) -> bool:
-    """Return whether an error's text has one of the secrets that are kept, which is no chance."""
+    """Return whether an error's text has a kept secret, one too long to be there by chance."""
     certain = tuple(secret for secret in tuple(_secrets) if len(secret) >= CERTAIN)
     return _any_of(certain).search(text) is not None
 
@@ -156,7 +156,7 @@ def _beginning(text: str) -> str:
 
 
 def _end(text: str) -> str:
-    """Return the end of an error's long text, from a word on that is no part of a secret."""
+    """Return the end of an error's long text, which begins after a word and cuts no secret."""
     start, longest = len(text) - BOUND, max(map(len, _secrets), default=0)
     word = re.compile(r"\s|\Z").search(text, start)  # the text before it may be a query's
     start = word.start() if word else len(text)

@@ -33,7 +33,7 @@ def integer(name: str, value: Any, within: Callable[[Any], Any], expected: str) 
 
 
 def number(name: str, value: Any, within: Callable[[Any], Any], expected: str) -> None:
-    """Check a setting that is a finite number, of Python, NumPy or JAX; True is none."""
+    """Check a setting that is a finite number, of Python, NumPy or JAX; True is not one."""
     setting(name, value, lambda x: _is_number(x) and within(x), expected)
 
 

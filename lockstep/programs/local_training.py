@@ -104,7 +104,7 @@ class Gradient(Protocol):
 
 
 class Itself:
-    """What a `Gradient` tells of itself, for steps that compute their own in their program."""
+    """Stands where a `Gradient` would, for steps whose own program computes their gradients."""
 
     measures, environment, shards, rows_to_count = True, dict[str, str](), Path(), None
 

@@ -71,7 +71,7 @@ class DeviceGroup:
         if not self._spans_processes:
             return jax.device_get(tree)
         leaves, structure = jax.tree.flatten(tree)
-        arrays = [np.asarray(x) for lot in _lots(leaves) for x in self._gather(lot)]
+        arrays = [np.asarray(x) for batch in _batches(leaves) for x in self._gather(batch)]
         return jax.tree.unflatten(structure, arrays)
 
     def _put(self, tree: Tree, spec: Callable[[jax.Array], Spec]) -> Tree:
@@ -161,17 +161,17 @@ def side_by_side(
         return list(pool.map(run, items))
 
 
-def _lots(leaves: Sequence[jax.Array]) -> list[list[jax.Array]]:
-    """Yield arrays to gather from devices together: small ones by one program, each large alone."""
-    lots: list[list[jax.Array]] = []
+def _batches(leaves: Sequence[jax.Array]) -> list[list[jax.Array]]:
+    """Return devices' arrays as they are gathered: small ones by one program, each large alone."""
+    batches: list[list[jax.Array]] = []
     room = 0
     for leaf in leaves:
         if leaf.nbytes > room:
-            lots.append([])
+            batches.append([])
             room = GATHERED_BYTES
-        lots[-1].append(leaf)
+        batches[-1].append(leaf)
         room -= leaf.nbytes
-    return lots
+    return batches
 
 
 def cut(shape: tuple[int, ...], parts: int) -> Spec:

@@ -123,7 +123,7 @@ class Evidence:
     settle_seconds: Annotated[float, Field(ge=0)]  #: Seconds that settling took.
     #: Peers that were to be checked, and did not show the state they had committed to.
     withheld: Annotated[tuple[int, ...], Field(exclude_if=not_)] = ()
-    #: Over a store, who signed a link that does not follow from what the store shows.
+    #: Over a store, who signed a link of its chain that does not follow from what the store shows.
     false_links: Annotated[tuple[int, ...], Field(exclude_if=not_)] = ()
 
     @property
