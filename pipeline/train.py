@@ -86,10 +86,7 @@ def run(run: runfile.Run, paths: Paths) -> None:
         if (init / "hf").is_dir():  # a workload has none
             shutil.copytree(init / "hf", folder / "hf", ignore=WEIGHTS)
         curves.write(
-            rows,
-            transcript.header,
-            learning_rate_of_run(run, setup.start.step),
-            folder / METRICS,
+            rows, transcript.header, learning_rate_of_run(run, setup.start.step), folder / METRICS
         )
         shutil.copy(scores, folder / METRICS / training_scores.FILE)
         write_json(folder / METRICS / "train.json", metrics)

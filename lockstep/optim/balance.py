@@ -9,14 +9,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from lockstep.optim import expect
 from lockstep.optim.aggregation import mean
-from lockstep.optim.optimizer import (
-    Optimizer,
-    RoundPeers,
-    Tree,
-    inside,
-    no_align,
-    no_lookahead,
-)
+from lockstep.optim.optimizer import Optimizer, RoundPeers, Tree, inside, no_align, no_lookahead
 
 
 def leave(optimizer: Optimizer, paths: Collection[str]) -> Optimizer:

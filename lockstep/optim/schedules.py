@@ -85,10 +85,7 @@ def warmup_stable_decay(
 
 
 def cold_start(
-    learning_rate: LearningRate,
-    start_step: int,
-    cold_start_warmup_steps: int,
-    local_steps: int = 1,
+    learning_rate: LearningRate, start_step: int, cold_start_warmup_steps: int, local_steps: int = 1
 ) -> LearningRate:
     """Return the schedule in an epoch that follows a pause: from nothing up to its own value.
 

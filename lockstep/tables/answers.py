@@ -26,10 +26,7 @@ def _bounded(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 Shape = Annotated[
-    tuple[Annotated[int, Field(ge=0)], ...],
-    Field(max_length=16),
-    AfterValidator(_bounded),
-    AsTuple,
+    tuple[Annotated[int, Field(ge=0)], ...], Field(max_length=16), AfterValidator(_bounded), AsTuple
 ]
 """The shape of an array."""
 

@@ -112,9 +112,7 @@ def read(run: runfile.Run, shards: Path) -> HeldOutRows:
 
 
 def mean_of(
-    losses_N: np.ndarray,
-    weights_N: np.ndarray | None = None,
-    documents_N: np.ndarray | None = None,
+    losses_N: np.ndarray, weights_N: np.ndarray | None = None, documents_N: np.ndarray | None = None
 ) -> MeanLoss:
     """Return the weighted mean m of held-out rows' losses, and its standard error by clusters.
 

@@ -299,13 +299,7 @@ def _store_reason(content: bytes) -> str | None:
 
 
 def read(
-    request: Request,
-    origin: Origin,
-    start: int,
-    stop: int,
-    network: NetSettings,
-    *,
-    is_rest: bool,
+    request: Request, origin: Origin, start: int, stop: int, network: NetSettings, *, is_rest: bool
 ) -> Iterator[bytes]:
     """Yield the bytes of one version of a web server's file, in pieces as they come.
 

@@ -92,11 +92,7 @@ ANSWERS: tuple[AnswerRow, ...] = (
         "passes threads overlap wire aggregation liars balance_speed scan_layers",
         FREE,
     ),
-    (
-        "links",
-        "upload_mbps download_mbps latency_seconds tokens_per_second topology clock",
-        FREE,
-    ),
+    ("links", "upload_mbps download_mbps latency_seconds tokens_per_second topology clock", FREE),
     ("faults*", "schedule kind peer rounds size", LIE),
     ("witness", "snapshot_every keep_every replay_percent replay policy seed beacon", FREE),
     ("held_out", "sequences rows every stop_above", FREE),

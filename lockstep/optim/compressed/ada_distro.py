@@ -11,14 +11,7 @@ import jax.numpy as jnp
 
 from lockstep.optim import expect
 from lockstep.optim.compressed.distro import CompressedMomentum, distro
-from lockstep.optim.optimizer import (
-    KeyPath,
-    Optimizer,
-    Tree,
-    clip_scale,
-    group_of,
-    inside,
-)
+from lockstep.optim.optimizer import KeyPath, Optimizer, Tree, clip_scale, group_of, inside
 
 EPS = 1e-8  # as in Adam: a gradient smaller than this stays small
 LEAST_MEAN = 1e-30  # a first gradient of zeros would otherwise be 0 / 0

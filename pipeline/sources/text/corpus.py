@@ -95,10 +95,7 @@ class _PackageText(DocumentReader):
     """The files of a corpus, each a document; `opened` has the SHA-256 of those read."""
 
     def __init__(
-        self,
-        splits: dict[Split, list[SourceFile]],
-        location: DataCorpus,
-        options: FetchOptions,
+        self, splits: dict[Split, list[SourceFile]], location: DataCorpus, options: FetchOptions
     ):
         super().__init__({split: most_tokens(options.limit, split) for split in splits})
         self.read, self.percent = _describe(location.packages), location.held_out_percent

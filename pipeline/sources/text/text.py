@@ -25,13 +25,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from lockstep.files import sha256_file
 from lockstep.tables.variant import variant_name
-from pipeline.runfile.data import (
-    DataText,
-    DataWeightedText,
-    Limit,
-    ShuffleDontShuffle,
-    TextSource,
-)
+from pipeline.runfile.data import DataText, DataWeightedText, Limit, ShuffleDontShuffle, TextSource
 from pipeline.sources.provider import (
     HELD_OUT,
     TRAIN,
@@ -50,11 +44,7 @@ from pipeline.sources.text.documents import (
     parquet_text_bytes,
 )
 from pipeline.sources.text.text_files import files_of
-from pipeline.sources.text.tokenizing import (
-    DocumentReader,
-    most_tokens,
-    tokenize,
-)
+from pipeline.sources.text.tokenizing import DocumentReader, most_tokens, tokenize
 from pipeline.sources.token_files.fetching import fetch_files
 from pipeline.sources.token_files.listing import Listing, LocationFile, first_far, max_tokens
 from pipeline.stage.untrusted_files import unchanged

@@ -7,14 +7,7 @@ from pathlib import Path
 
 from pipeline.net.origin import Origin
 from pipeline.runfile.data import DataDummy, ShuffleDontShuffle
-from pipeline.sources.provider import (
-    TRAIN,
-    Fetched,
-    FetchOptions,
-    Provider,
-    Survey,
-    SurveyedFile,
-)
+from pipeline.sources.provider import TRAIN, Fetched, FetchOptions, Provider, Survey, SurveyedFile
 from pipeline.stage.artifacts import listing_sha256
 from pipeline.tokens.shards import ZEROS, ShardFile, shard_path
 
