@@ -15,7 +15,7 @@ from pipeline.pages.stage_results import CARD, Results
 from pipeline.stage import artifacts
 from pipeline.stage.artifacts import METRICS, Paths
 from pipeline.stage.keys import STAGES, upstream
-from pipeline.subject import subject_of, subject_of_model
+from pipeline.subject import subject_of
 from pipeline.weights import hf
 from pipeline.weights.model_folder import Trained
 
@@ -52,8 +52,6 @@ def _facts(paths: Paths, transcript: Transcript, verdict: dict[str, Any], folder
     shards, start = read_json(shards_file), read_json(paths.out("convert") / "source.json")
     header = read_json(transcript.folder / "header.json")
     numbers = read_json(trained / METRICS / "train.json")
-    made = artifacts.read_made(paths.made("train"))
-    subject = subject_of_model(header["model"])
     # beside a workload's params is what its own code wrote, which readers of a card may not have
     params = folder / "params.safetensors"
     files = [*([params] if params.is_file() else sorted(folder.glob("*.safetensors"))), shards_file]
@@ -61,13 +59,11 @@ def _facts(paths: Paths, transcript: Transcript, verdict: dict[str, Any], folder
         keys={stage: paths.keys.key(stage) for stage in STAGES if stage in upstream("export")},
         run_file=card.run_file(lambda _, name: paths.keys.table(name), shards, start),
         results=Results(header, numbers, verdict),
-        first_loss=transcript.rounds[0].loss,
+        transcript=transcript,
         shards=shards,
         start=start,
-        environment=made["environment"] | header["environment"],
-        rounds_sha256=made["files"]["transcript/rounds.jsonl"]["sha256"],
-        model=read_json(folder / subject.exports.model_file),
-        subject=subject,
+        packages=artifacts.read_made(paths.made("train"))["environment"],
+        folder=folder,
         has_tokenizer=any(folder.glob("tokenizer*")),
         sha256={file.name: sha256_file(file) for file in files},
     )

@@ -16,12 +16,14 @@ import yaml
 from jinja2 import Environment
 
 from lockstep import __version__
+from lockstep.files import read_json
+from lockstep.transcript.transcript import Transcript
 from pipeline import runfile
 from pipeline.audit import verdict_text
 from pipeline.pages.stage_results import Results
 from pipeline.pages.templates import code, environment, without_folders, without_secrets
 from pipeline.stage.keys import tracked, upstream
-from pipeline.subject import Subject
+from pipeline.subject import subject_of_model
 from pipeline.weights import hf
 
 TEMPLATE = Path(__file__).with_name("card.md.jinja")
@@ -50,14 +52,11 @@ class Facts(NamedTuple):
     #: Tables of the run file that the export's key depends on, as they were written, and pins.
     run_file: dict[str, Any]
     results: Results  #: Header, numbers and verdict.
-    first_loss: float  #: Training loss of the first round.
+    transcript: Transcript
     shards: dict[str, Any]  #: shards.json.
     start: dict[str, Any]  #: source.json of the checkpoint.
-    environment: dict[str, str]  #: Environment of the stage train.
-    rounds_sha256: str  #: SHA-256 of the transcript's rounds.
-    #: The file of the export that says what was trained, such as config.json.
-    model: dict[str, Any]
-    subject: Subject  #: What was trained.
+    packages: dict[str, str]  #: Versions of the packages that stage train ran with.
+    folder: Path  #: Of the export.
     has_tokenizer: bool  #: Whether the export has a tokenizer.
     sha256: dict[str, str]  #: SHA-256 of its weights, and of shards.json, by file name.
 
@@ -92,20 +91,25 @@ def run_file(
 def render(facts: Facts) -> str:
     """Return the model card: front matter in YAML as the hub reads it, and Markdown."""
     public = without_secrets(facts.run_file)
-    llm = facts.results.header["run"]["model"]["LLM"]
-    files, is_hf_model = facts.shards["files"], "model_type" in facts.model
+    header, files = facts.results.header, facts.shards["files"]
+    llm, subject = header["run"]["model"]["LLM"], subject_of_model(header["model"])
+    model = read_json(facts.folder / subject.exports.model_file)
     return (
-        _environment(facts.subject.exports.card)
-        .get_template((facts.subject.exports.card or TEMPLATE).name)
+        _environment(subject.exports.card)
+        .get_template((subject.exports.card or TEMPLATE).name)
         .render(
             facts._asdict(),
-            title=facts.subject.title(facts.results.header["model"]),
+            model=model,
+            title=subject.title(header["model"]),
             release=__version__,
-            front=yaml.safe_dump(_front(facts), sort_keys=False),
-            shape=[(key, facts.model[key]) for key in SHAPE if key in facts.model],
+            front=yaml.safe_dump(_front(facts, model), sort_keys=False),
+            shape=[(key, model[key]) for key in SHAPE if key in model],
             # what transformers does differently with such a model
-            caveat=hf.model_of(facts.model, hf.CONFIG)[1].caveat if is_hf_model else None,
-            run=facts.results.header["run"],
+            caveat=hf.model_of(model, hf.CONFIG)[1].caveat if "model_type" in model else None,
+            environment=facts.packages | header["environment"],
+            first_loss=facts.transcript.rounds[0].loss,
+            rounds_sha256=facts.transcript.hash,
+            run=header["run"],
             splits={
                 split: [file for file in files if file["split"] == split]
                 for split in dict.fromkeys(file["split"] for file in files)
@@ -142,16 +146,16 @@ def _commit_line(commit: str) -> str:
     return f"Stated by whoever published it: the source is that of commit `{commit}`.\n\n"
 
 
-def _front(facts: Facts) -> dict[str, Any]:
+def _front(facts: Facts, model: dict[str, Any]) -> dict[str, Any]:
     """Return the card's front matter, without a license: a run does not know that of its data."""
     optimizer, _ = _variant(facts.results.header["run"]["model"]["LLM"]["optimizer"])
-    if "model_type" not in facts.model:  # nothing that transformers knows
+    if "model_type" not in model:  # nothing that transformers knows
         return {"tags": ["lockstep", "workload", optimizer.lower()]}
     front = {"library_name": "transformers", "pipeline_tag": "text-generation"}
     repo_id = facts.start.get("repo_id", "")
     if facts.start.get("commit") and re.fullmatch(HUB_NAME, repo_id):  # it came from the hub
         front["base_model"] = repo_id
-    return front | {"tags": ["lockstep", facts.model["model_type"], optimizer.lower()]}
+    return front | {"tags": ["lockstep", model["model_type"], optimizer.lower()]}
 
 
 def _variant(value: str | dict[str, dict]) -> tuple[str, dict[str, Any]]:

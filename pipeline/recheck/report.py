@@ -126,19 +126,16 @@ def make_card(published: PublishedRun) -> str:
     params, local_steps = published.setup.start.state.params, published.run.llm.inner_steps
     metrics = curves.metrics(curves.rows(transcript), transcript, params, local_steps)
     header = read_json(transcript.folder / "header.json")
-    subject = published.setup.subject
     text = card.render(
         card.Facts(
             keys={stage: made[stage].key for stage in STAGES if stage in upstream("export")},
             run_file=tables,
             results=Results(header, metrics, read_json(folder / VERDICT)),
-            first_loss=transcript.rounds[0].loss,
+            transcript=transcript,
             shards=shards,
             start=source,
-            environment=made["train"].environment | header["environment"],
-            rounds_sha256=transcript.hash,
-            model=read_json(folder / subject.exports.model_file),
-            subject=subject,
+            packages=made["train"].environment,
+            folder=folder,
             has_tokenizer=any(name.startswith("tokenizer") for name in published.exported),
             sha256=_weights(published) | {"shards.json": published.files[SHARDS]},
         )
