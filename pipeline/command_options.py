@@ -39,7 +39,7 @@ WORD_DIGITS = 16  # of a reader's word, at least: 64 bits
 REPEATED = 4  # steps in a row that came before; of 1,000 random words of 16 digits one has some
 
 
-def check_word(word: str | None, option: str = "--seed") -> None:
+def check_word(word: str | None) -> None:
     """Check that nobody can guess the word that a reader draws windows with, if there is one.
 
     Whoever guesses it knows which windows are never repeated. Only what a generator printed can be
@@ -68,7 +68,7 @@ def check_word(word: str | None, option: str = "--seed") -> None:
             return
         why = f"{len(digits) - len(old)} digits that neither repeat nor count"
     raise RequestError(
-        f"{option} {brief(repr(word))}: {why}, expected {WORD_DIGITS} or more that nobody can "
+        f"--seed {brief(repr(word))}: {why}, expected {WORD_DIGITS} or more that nobody can "
         "guess, such as `openssl rand -hex 16` prints"
     )
 
