@@ -17,7 +17,7 @@ from pipeline.stage.artifacts import METRICS, Paths
 from pipeline.stage.keys import STAGES, upstream
 from pipeline.subject import subject_of
 from pipeline.weights import hf
-from pipeline.weights.model_folder import Trained
+from pipeline.weights.model_folder import TrainedModel
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ def run(run: runfile.Run, paths: Paths) -> None:
         transcript = Transcript(trained / "transcript")
         model, last = transcript.header.model, transcript.snapshots[-1]
         params = TensorFile(transcript.folder / "snapshots" / f"{last:05}" / "params.safetensors")
-        what = Trained(model, params, paths.out("download"), checkpoint=trained / "hf")
+        what = TrainedModel(model, params, paths.out("download"), checkpoint=trained / "hf")
         subject_of(run).exports.export(run, what, folder)
         text = card.render(_facts(paths, transcript, verdict, folder))
         write_text(folder / CARD, text)

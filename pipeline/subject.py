@@ -22,7 +22,7 @@ from pipeline.language_model.subject import LANGUAGE_MODEL
 from pipeline.runfile import Run
 from pipeline.tokens.shards import Shards
 from pipeline.weights.exported import Exported
-from pipeline.weights.model_folder import Trained
+from pipeline.weights.model_folder import TrainedModel
 
 Model = dict[str, Any]
 """The model of a transcript's header: a config.json, or whatever else describes it whole."""
@@ -70,7 +70,7 @@ class Exports(Protocol):
     model_file: str  # the file of an export that says what was trained
     card: Path | None  # template that fills blocks of the model card otherwise
 
-    def export(self, run: Run, trained: Trained, folder: Path) -> None:
+    def export(self, run: Run, trained: TrainedModel, folder: Path) -> None:
         """Write the subject's export into a folder, without its card."""
 
     def export_weights(self, run: Run, model: Model, params: Tree, folder: Path) -> None:

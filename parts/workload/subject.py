@@ -30,7 +30,7 @@ from pipeline.runfile.method import learning_rate_of_run, optimizer_of_run
 from pipeline.stage.artifacts import COUNTED, listing_sha256
 from pipeline.tokens.rows import FILES, ArrayRows, FileRows, TokenRows
 from pipeline.tokens.shards import Shards
-from pipeline.weights.model_folder import Trained
+from pipeline.weights.model_folder import TrainedModel
 
 KINDS = {"tokens": TokenRows, "arrays": ArrayRows, "files": FileRows}  # of rows
 HEADER = "the model"  # what errors call one that was checked before
@@ -96,7 +96,7 @@ class WorkloadExports:
     model_file = FILE
     card = Path(__file__).with_name("workload_card.md.jinja")
 
-    def export(self, run: runfile.Run, trained: Trained, folder: Path) -> None:
+    def export(self, run: runfile.Run, trained: TrainedModel, folder: Path) -> None:
         """Write the workload's params, its description, and what its method `save` writes."""
         with closing(_worker(run, trained.model)) as worker:
             worker.shards = trained.shards

@@ -18,7 +18,7 @@ from pipeline.tokens.shards import Shards
 from pipeline.weights import exported, hf, model_folder
 from pipeline.weights.exported import Exported
 from pipeline.weights.hf import param_shapes
-from pipeline.weights.model_folder import Trained
+from pipeline.weights.model_folder import TrainedModel
 
 HEADER = "the model"  # what errors call one that was checked before
 
@@ -28,7 +28,7 @@ class LanguageModelExports:
 
     model_file, card = hf.CONFIG, None
 
-    def export(self, run: runfile.Run, trained: Trained, folder: Path) -> None:
+    def export(self, run: runfile.Run, trained: TrainedModel, folder: Path) -> None:
         """Write a language model as a Hugging Face folder."""
         with Progress("export", total=trained.params.nbytes, unit="byte") as bar:
             model_folder.write(folder, run, trained, bar.advance)

@@ -26,7 +26,7 @@ FIXED_CONTEXT = ("dynamic", "yarn")
 WEIGHT_PATTERNS = ("*.safetensors", hf.INDEX)
 
 
-class Trained(NamedTuple):
+class TrainedModel(NamedTuple):
     """What a run trained, to be exported."""
 
     model: dict[str, Any]  # as a transcript's header has it
@@ -36,7 +36,7 @@ class Trained(NamedTuple):
 
 
 def write(
-    folder: Path, run: Run, trained: Trained, advance: Callable[[int], object] = lambda _: None
+    folder: Path, run: Run, trained: TrainedModel, advance: Callable[[int], object] = lambda _: None
 ) -> None:
     """Write a trained model as a folder, with the tokenizer of the data or, without, its own.
 

@@ -17,7 +17,7 @@ from pipeline import runfile
 from pipeline.runfile.psyche import destination
 from pipeline.stage.artifacts import Paths
 from pipeline.weights import bucket, hf, hub_model, model_folder
-from pipeline.weights.model_folder import Trained
+from pipeline.weights.model_folder import TrainedModel
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ def push_epoch(run: runfile.Run, paths: Paths, params: Tree, last: Round) -> Non
     with writes(aside):
         aside.mkdir()
     model = read_json(init / "hf" / hf.CONFIG)
-    trained = Trained(model, params, paths.out("download"), checkpoint=init / "hf")
+    trained = TrainedModel(model, params, paths.out("download"), checkpoint=init / "hf")
     model_folder.write(aside, run, trained)
     position = {"step": last.step, "epoch": last.epoch}
     card = CARD.format(unaudited=UNAUDITED, key=key, **position)
