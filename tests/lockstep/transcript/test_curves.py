@@ -43,7 +43,8 @@ def entry(
 
 
 def written(folder: Path, **of_both: int) -> Transcript:
-    run = {"model": {"LLM": {"max_seq_len": 16}}, "peers": {"count": 4}}
+    peers, links = {"count": 4}, {"topology": "broadcast"}
+    run = {"model": {"LLM": {"max_seq_len": 16}}, "peers": peers, "links": links}
     writer = Writer(folder, Snapshots(0, 2, every=10))
     known = {"key": "k", "run": run, "model": {}, "environment": {}, "bitwise": True}
     writer.header(Header(**known, held_out_loss=9.0, held_out_rows=(64, 640)))
