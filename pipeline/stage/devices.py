@@ -60,7 +60,8 @@ def prepare(run: "Run") -> None:
     `STAY` lists them.
     """
     threads, fsdp = run.peers.threads, run.peers.fsdp
-    most = threads if fsdp == 1 else threads // 2
+    together = fsdp > 1 or run.peers.layout == "shard_map"  # devices that wait for each other
+    most = max(1, threads // 2) if together else threads
     if fsdp > most and not _has_gpu_plugin():
         raise LockstepError(
             f"[peers] fsdp = {fsdp}, expected at most {most}, half of threads = {threads}: on a "
@@ -83,10 +84,10 @@ def prepare(run: "Run") -> None:
             f"JAX_NUM_CPU_DEVICES: {count}, expected at most [peers] threads = {threads}: more "
             "devices enlarge the thread pool, and change bits"
         )
-    if fsdp > 1 and count > most and not _has_gpu_plugin():
+    if together and count > most and not _has_gpu_plugin():
         raise LockstepError(
             f"JAX_NUM_CPU_DEVICES: {count}, expected at most {most}, half of [peers] threads, with "
-            "fsdp: a device holds a thread while it waits for the others"
+            "fsdp or layout shard_map: a device holds a thread while it waits for the others"
         )
     prepare_alone()
 

@@ -56,6 +56,20 @@ def test_devices_that_leave_no_thread_to_spare_are_refused(environment, count, f
         devices.prepare(tiny.parsed(peers__threads=4, peers__fsdp=fsdp, peers__micro_batch=4))
 
 
+def test_devices_of_one_program_wait_for_each_other_on_half_of_the_threads(environment):
+    environment.setattr(os, "sched_getaffinity", lambda _: range(64))
+    for threads in (1, 4, 9):
+        environment.delenv("JAX_NUM_CPU_DEVICES", raising=False)
+        devices.prepare(
+            run := tiny.parsed(peers__threads=threads, peers__count=8, peers__layout="shard_map")
+        )
+        most = max(1, threads // 2)
+        assert os.environ["JAX_NUM_CPU_DEVICES"] == str(most)
+        environment.setenv("JAX_NUM_CPU_DEVICES", str(most + 1))
+        with refused("JAX_NUM_CPU_DEVICES", most + 1):
+            devices.prepare(run)
+
+
 def test_what_the_user_set_stays_but_threads_are_the_run_files_whatever_the_machine(environment):
     environment.setenv("NPROC", "64")
     environment.setenv("JAX_NUM_CPU_DEVICES", "1")
