@@ -12,6 +12,7 @@ import math
 import os
 import shutil
 import stat
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
@@ -181,9 +182,8 @@ def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return a table of a file's JSON whose keys stand once; an `object_pairs_hook`."""
     table = dict(pairs)
     if len(table) < len(pairs):
-        names = [name for name, _ in pairs]
-        duplicate = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {brief(repr(duplicate))} appears twice in a table")
+        ((name, _),) = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"the key {brief(repr(name))} appears twice in a table")
     return table
 
 

@@ -5,14 +5,12 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from lockstep.optim import expect
 
 Tree: TypeAlias = Any  # a pytree of arrays; params are nested dicts
 KeyPath: TypeAlias = tuple[Any, ...]  # where a leaf lies in its tree, as jax.tree_util has it
-SMALLEST_NORMAL = np.finfo(np.float32).tiny
 
 
 class RoundPeers(NamedTuple):

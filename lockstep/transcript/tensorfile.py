@@ -6,6 +6,7 @@ here are those that it writes.
 """
 
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -56,9 +57,7 @@ class TensorSpec(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Size of a tensor's values in bytes, as its header has it."""
-        return (
-            int(np.prod(self.shape, dtype=np.int64)) * np.dtype(DTYPE_OF_CODE[self.dtype]).itemsize
-        )
+        return math.prod(self.shape) * np.dtype(DTYPE_OF_CODE[self.dtype]).itemsize
 
 
 def spec_of(dtype: np.typing.DTypeLike, shape: tuple[int, ...]) -> TensorSpec:
@@ -94,7 +93,7 @@ class TensorFile(Mapping[str, np.ndarray]):
             with open(path, "rb") as file:
                 length = int.from_bytes(file.read(8), "little")
                 header = json.loads(file.read(length), object_pairs_hook=once)
-        self.metadata = header.pop("__metadata__", {})
+        self.metadata = header.pop("__metadata__", None) or {}  # which may be null
         self.specs = {n: TensorSpec(t["dtype"], tuple(t["shape"])) for n, t in header.items()}
         self.nbytes = sum(
             spec.nbytes for spec in self.specs.values() if spec.dtype in DTYPE_OF_CODE

@@ -103,18 +103,6 @@ def at_once() -> Iterator[None]:
         _at_once.pop()
 
 
-@contextmanager
-def restoring_handlers() -> Iterator[None]:
-    """Restore the handlers of requests at the end of the block: some libraries replace them."""
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    try:
-        yield
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-
 def watch_engine(poll_seconds: float = 0.5) -> None:
     """Make this process ask itself to stop when the engine that started it is gone (Linux only).
 

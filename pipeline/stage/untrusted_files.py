@@ -12,6 +12,7 @@ while it is read; then its hash would be that of other bytes.
 """
 
 import os
+import re
 import struct
 import tokenize
 from collections.abc import Iterable, Iterator
@@ -27,7 +28,9 @@ from pipeline.net.errors import DEEPEST, check_name
 
 # At most, of what packed data unpack to: bytes, or times their size. Text comes to 3 to 10 times.
 LEAST_UNPACKED, TIMES_UNPACKED = 2**22, 200
-YAML_DEPTH, YAML_NODES, YAML_LENGTH = 100, 100_000, 2**20
+YAML_DEPTH, YAML_NODES, YAML_LENGTH, YAML_DIGITS = 100, 100_000, 2**20, 400
+OF_A_NUMBER = "[0-9a-fobx_:.]"  # 1:1:1 is 3661 to YAML
+TOO_LONG = re.compile(rf"(?i)(?<!{OF_A_NUMBER})[0-9]{OF_A_NUMBER}{{{YAML_DIGITS}}}")
 # With what NumPy and zipfile raise at files that are not theirs.
 A_FILE_OF_ARRAYS = (
     "a file of arrays",
@@ -150,6 +153,8 @@ def check_unpacked(packed: int, unpacked: int, name: str, least: int = 0) -> int
 def load_yaml(content: bytes | str, name: str, kind: str = "SafeLoader") -> Any:
     """Return the value of YAML, in libyaml's time: Python's takes a minute for 10 MB of blanks."""
     check_yaml(content, name)
+    if TOO_LONG.search(content if isinstance(content, str) else content.decode(errors="replace")):
+        raise LockstepError(f"{name}: a number of over {YAML_DIGITS} digits, expected fewer")
     return yaml.load(content, getattr(yaml, f"C{kind}", getattr(yaml, kind)))
 
 

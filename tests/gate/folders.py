@@ -235,16 +235,7 @@ ROWS = [
         {**WITHIN, SPARSE: "expected at most 1 GB", **IN_TREE, BOMB: PLAIN}),
     FolderRow("`verify`: the card", _readme, "README.md", _card, ONLY_BOMB | {BOMB: VALUES}),
     FolderRow(
-        "`import`, and `--run`",
-        _run_file,
-        "state.toml",
-        _import,
-        {
-            PIPE: "not a regular file",
-            DEVICE: "not a regular file",
-            SPARSE: "over ",
-            **ALONE,
-            BOMB: PLAIN,
-        },
-    ),
+        "`import`, and `--run`", _run_file, "state.toml", _import,
+        {PIPE: "not a regular file", DEVICE: "not a regular file", SPARSE: "over ", **ALONE,
+         BOMB: PLAIN}),
 ]  # fmt: skip

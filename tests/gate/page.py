@@ -17,8 +17,8 @@ of letters. Quoted text in the tables is part of that line.
   memory. No link leads out of the folder, and folders are nested at most 64 deep.
 - Compressed content: the same file. Lines and columns of text, and the rounds of a publication, may
   unpack to 4 MiB or, if that is more, 200 times their compressed size; a row group to 2^28 numbers
-  or 200 per byte; YAML to 100,000 values. Parquet's text is read a row at a time. Only the size of
-  one page of a parquet file, at most 2 GiB, is taken from the file's footer.
+  or 200 per byte; YAML to 100,000 values, and numbers of 400 digits. Parquet's text is read a row
+  at a time. Only the size of one page of a parquet file, at most 2 GiB, is from the file's footer.
 - Servers: `pipeline/net/limits.py`. A listing has at most 10,000 pages, 64 MiB and 10 minutes, and
   no page twice. An attempt ends when a server sends less than 1 KiB (a store of fsspec: 64 KiB) in
   `stall_seconds`; `attempts` such failures in a row end the download. The test uses smaller limits.

@@ -112,11 +112,12 @@ def test_a_header_of_any_length_is_read(tmp_path):
     """The format has once had headers that were not filled up, so tensors may lie at any byte."""
     for name in ("a", "ab", "abc", "abcd"):
         entry = {name: {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}
-        header = json.dumps(entry).encode()
+        header = json.dumps({"__metadata__": None} | entry).encode()
         values = np.array([1, 2], np.float32)
         data = len(header).to_bytes(8, "little") + header + values.tobytes()
         (tmp_path / "file").write_bytes(data)
         np.testing.assert_array_equal(TensorFile(tmp_path / "file")[name], values)
+        assert TensorFile(tmp_path / "file").metadata == {}
 
 
 def broken(entry: dict, size: int = 8) -> bytes:

@@ -96,10 +96,13 @@ def test_a_change_that_keeps_size_and_time_is_noticed(tmp_path, change):
         change(path)
 
 
-@pytest.mark.parametrize("blanks", ["\n" * 60_000_000, " " * 2**20 + "a"])
-def test_yaml_of_blanks_is_refused_by_its_size_before_it_is_parsed(blanks):
-    with refused("a.yaml", len(blanks)):
-        load_yaml(blanks, "a.yaml")
+BOMBS = ["\n" * 60_000_000, " " * 2**20 + "a", "a: " + "1:" * 500_000 + "1", f"a: 0x{'f' * 5000}"]
+
+
+@pytest.mark.parametrize("text", BOMBS, ids=len)
+def test_yaml_of_blanks_or_of_one_number_is_refused_before_it_is_parsed(text):
+    with refused("a.yaml", "expected"):
+        load_yaml(text, "a.yaml")
 
 
 def test_yaml_may_be_as_long_as_its_bound():
