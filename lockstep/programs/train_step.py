@@ -31,6 +31,7 @@ from lockstep.programs.placement import DeviceGroup, keep_cut
 from lockstep.programs.task import Task
 from lockstep.same_bits.evaluation import same_bits, without_rule
 from lockstep.same_bits.products import OneFlipped, Product
+from lockstep.tables.faults import Schedule
 from lockstep.wire.facts import MessageFacts, facts_of
 from lockstep.wire.message import Form, form_of
 
@@ -175,16 +176,21 @@ class Programs:
         arguments = (messages, peers, self.task.shapes, shared, step)
         return without_rule(self.update_of_all, *arguments)
 
-    def check_rules(self, row: Tree, where: str) -> None:
-        """Check that each operation of a step by rules has a rule; errors begin with `where`.
+    def check_rules(self, row: Tree, where: str, faults: Schedule) -> None:
+        """Check that each operation of a step by rules has a rule, and each flipped product is one.
 
-        `row` is a row, or its shape and type.
+        `row` is a row, or its shape and type; errors on rules begin with `where`.
         """
         if self.product and (unruled := self.unruled_in_a_step(row)):
             raise LockstepError(
                 f'{where} "everywhere", expected "machine": there is no rule for '
                 f"{', '.join(sorted(unruled))}"
             )
+        for size in {int(one.strength or 0) for one in faults if one.kind == "bit_flip"}:
+            (broken := self.broken(size)).unruled_in_a_step(row)
+            most = size - min(getattr(broken.product, "all_left", ()), default=size)
+            if most < size:
+                raise LockstepError(f"bit_flip: size is {size}, expected at most {most} products")
 
     def unruled_in_a_step(self, row: Tree) -> frozenset[str]:
         """Return operations of a peer's step whose bits another machine may not repeat."""

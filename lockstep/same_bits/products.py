@@ -13,7 +13,7 @@ The precision is how many bits an operand keeps:
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -100,10 +100,12 @@ class OneFlipped:
 
     product: Product
     left: int  # products up to that one
+    all_left: list[int] = field(default_factory=list)  # at each product, of this and its copies
 
     def __call__(self, x: jax.Array, y: jax.Array, dimensions: DotDimensions) -> jax.Array:
         """Return what `product` does; the wrong one with a flipped bit, in a loop at each turn."""
         self.left -= 1
+        self.all_left.append(self.left)
         result = self.product(x, y, dimensions)
         return result if self.left else jax.jit(flipped_on_a_chip)(result)
 

@@ -165,7 +165,7 @@ def simulate(  # noqa: PLR0913 - whoever calls it names them
         product = product_of(args.bits, args.product_bits)
         programs = Programs(task, opt, lot=args.rows_of_a_step, product=product)
         row = jax.tree.map(lambda x: x[0], data_of_peers[0].take(np.arange(1)))
-        programs.check_rules(row, "simulate: bits is")
+        programs.check_rules(row, "simulate: bits is", args.faults)
     arguments.check_signs(args.faults, programs.form)
     machine = {"device": jax.devices()[0].device_kind} | programs.steps.by.environment
     if args.bits == "everywhere":

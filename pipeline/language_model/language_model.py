@@ -52,7 +52,7 @@ def programs_of(
         lot=run.rows_of_a_step,
         product=product_of(peers.bits, peers.product_bits),
     )
-    programs.check_rules(task.row, "[peers] bits =")
+    programs.check_rules(task.row, "[peers] bits =", run.faults.schedule)
     return programs
 
 

@@ -276,6 +276,9 @@ def test_an_operation_without_a_rule_is_refused_with_its_line():
         simulate(
             erf, PARAMS, DATA, optimizer=SGD, peers=2, steps=1, batch_size=4, bits="everywhere"
         )
+    flip = {"kind": "bit_flip", "peer": 0, "rounds": [1, 1], "size": 99}
+    with refused("bit_flip", 99):  # of fewer products
+        short(optimizer=SGD, bits="everywhere", faults=[flip])
 
 
 def test_a_plot_is_drawn(tmp_path):
