@@ -12,7 +12,7 @@ from decimal import Decimal
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -25,7 +25,7 @@ RunFile = Annotated[Path, typer.Option("--run", help="The run file.")]
 Root = Annotated[Path, typer.Option("--root", help="The folder where data/ and metrics/ lie.")]
 DEFAULT_RUN, DEFAULT_ROOT = Path(RUN_FILE), Path()
 MaxGb = Annotated[
-    int, typer.Option(min=1, help="The most that files which a stranger names may have together.")
+    int, typer.Option(min=1, max=10**6, help="The most that a stranger's files may have together.")
 ]
 MOST_GB = 4
 
@@ -101,25 +101,33 @@ def count(text: object) -> int:
 
 
 class Commands(TyperGroup):
-    """Commands whose --help names no type for a flag, which takes no value."""
+    """Commands whose --help names no type for a flag, and whose numbers are finite."""
 
     def get_params(self, ctx: typer.Context) -> list:
         """Return the options of the group of commands itself."""
-        return _flags_bare(super().get_params(ctx))
+        return _refined(super().get_params(ctx))
 
     def get_command(self, ctx: typer.Context, cmd_name: str) -> TyperCommand | None:
         """Return the command of a name in the group."""
         command = super().get_command(ctx, cmd_name)
         if command is not None:
-            _flags_bare(command.get_params(ctx))
+            _refined(command.get_params(ctx))
         return command
 
 
-def _flags_bare(options: list) -> list:
+def _refined(options: list) -> list:
     for option in options:
         if getattr(option, "is_flag", False):
             option.metavar = ""
+        option.callback = option.callback or _finite
     return options
+
+
+def _finite(context: typer.Context, option: Any, value: Any) -> Any:
+    """Return an option's value: no number is below NaN, and so none is out of its range."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise typer.BadParameter(f"{value}, expected a finite number", context, option)
+    return value
 
 
 def run_stage(name: str, run: Path, root: Path) -> None:

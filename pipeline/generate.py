@@ -138,14 +138,12 @@ def generate(
         int | None, typer.Option(min=1, max=2**31 - 1, help="Draw from so many likeliest tokens.")
     ] = None,
     top_p: Annotated[
-        float, typer.Option(help="Draw from the likeliest tokens of this probability together.")
+        float, typer.Option(min=1e-9, max=1, help="Draw from the likeliest of this probability.")
     ] = 1.0,
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of the draws.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object a line.")] = False,
 ) -> None:
     """Continue texts with an exported model; without PROMPTS, each line of standard input."""
-    if not 0 < top_p <= 1:
-        raise LockstepError(f"--top-p is {top_p}, expected a number above 0 and up to 1")
     from lockstep.machine import allocator
     from pipeline.stage import devices
 

@@ -25,6 +25,7 @@ from pipeline.preflight import plan
 from pipeline.preflight.model import ATTEMPTS, ModelFiles, described, files_of_run, look
 from pipeline.preflight.row import CheckRow, Inspection, Mark, Need, looked
 from pipeline.runfile import data
+from pipeline.runfile.strangers import keys_of
 from pipeline.sources import dry_run
 from pipeline.stage import artifacts, descriptors, devices
 from pipeline.stage.artifacts import Paths
@@ -34,7 +35,7 @@ from pipeline.tokens.tokenizer_files import OLDER, PIECES, TOKENIZER
 from pipeline.weights import bucket, earlier_run, hf
 
 PACKED = (".jsonl.zst", ".json.zst")  # text that only pyarrow unpacks
-MOST_RATE = 1.0  # of learning; stated rates are far below it
+MOST_RATE, RATES = 1.0, ("base_lr", "outer_learning_rate")  # stated ones are far below it
 LEAST_PERCENT = 0.5  # below it somebody may have meant a share
 WIDTH = 80  # characters of a name in the table
 
@@ -228,25 +229,16 @@ def _packages(where: str, module: str) -> Iterator[CheckRow]:
 
 def odd_values(run: runfile.Run) -> Iterator[CheckRow]:
     """Yield a warning for each rate or percentage that looks like a mistake."""
-    rates = {"model.LLM.lr_schedule": ("base_lr", run.llm.lr_schedule.base_lr)}
-    if (outer := getattr(run.llm.optimizer, "outer_learning_rate", None)) is not None:
-        rates["model.LLM.optimizer"] = ("outer_learning_rate", outer)
-    for table, (key, rate) in rates.items():
-        if not 0 < rate <= MOST_RATE:
-            why = "nothing would be learned" if rate == 0 else "training seldom survives it"
-            text = f"{table}: {key} is {rate:g}, expected above 0 and at most {MOST_RATE:g}: {why}"
+    for key, value, _ in keys_of(run, ""):
+        if not isinstance(value, float):
+            continue
+        if key.endswith(RATES) and not 0 < value <= MOST_RATE:
+            why = "nothing would be learned" if value == 0 else "training seldom survives it"
+            text = f"{key} is {value:g}, expected above 0 and at most {MOST_RATE:g}: {why}"
             yield CheckRow(Mark.WARNING, "rate", text)
-    held_out = getattr(run.llm.data_location, "held_out_percent", None)
-    percents = {
-        "held_out_percent": held_out,
-        "[witness] replay_percent": run.witness.replay_percent,
-    }
-    for key, percent in percents.items():
-        if percent is not None and 0 < percent < LEAST_PERCENT:
-            text = f"{key} is {percent:g}, of a hundred: one in {100 / percent:,.0f}"
-            yield CheckRow(
-                Mark.WARNING, "percent", f"{text}; for that share write {100 * percent:g}"
-            )
+        if key.endswith("_percent") and 0 < value < LEAST_PERCENT:
+            text = f"{key} is {value:g}, of a hundred: one in {100 / value:,.0f}"
+            yield CheckRow(Mark.WARNING, "percent", f"{text}; for that share write {100 * value:g}")
 
 
 def never_audited(run: runfile.Run) -> Iterator[CheckRow]:

@@ -136,11 +136,6 @@ def test_a_token_that_the_model_does_not_have_ends_no_text(folder, tmp_path):
     assert exported.read(tmp_path / "export").ends == (END,)
 
 
-def test_a_share_that_is_none_is_refused(lockstep, folder):
-    with pytest.raises(LockstepError, match="--top-p is 0.0, expected a number above 0"):
-        lockstep(folder, "def", "--top-p", 0)
-
-
 @pytest.mark.parametrize(
     ("terminal", "said"), [(True, "a\\x1b]0;pwned\\x07\n\tb"), (False, "a\x1b]0;pwned\x07\n\tb")]
 )

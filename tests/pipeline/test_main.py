@@ -25,21 +25,25 @@ from tests import tiny
 HEAVY = ("jax", "numpy", "pydantic", "orbax", "flax", "matplotlib", "snakemake", "dvc")
 
 
-def each_command() -> Iterator[list[str]]:
-    """Yield the words of each command."""
+def each_command() -> Iterator[tuple[list[str], list]]:
+    """Yield the words of each command, and its options."""
     todo = [([], typer.main.get_command(app))]
     while todo:
         words, command = todo.pop()
-        yield words
+        yield words, command.params
         todo += [([*words, name], one) for name, one in getattr(command, "commands", {}).items()]
 
 
-def test_no_help_names_a_type_for_a_flag_which_takes_no_value(monkeypatch):
+def test_no_help_names_a_type_for_a_flag_and_each_number_is_finite_and_in_its_range(monkeypatch):
     monkeypatch.setenv("GLIBC_TUNABLES", "")  # else `try` starts this process anew
-    for words in each_command():
+    for words, options in each_command():
         done = CliRunner().invoke(app, [*words, "--help"])
         assert done.exit_code == 0 and "--help" in done.output, words
-        assert "bool" not in done.output, words
+        assert "bool" not in done.output, words  # a flag takes no value
+        for name in (o.opts[0] for o in options if o.type_descriptor.annotation is float):
+            for value in ("-1", "nan", "inf"):
+                done = CliRunner().invoke(app, [*words, name, value])
+                assert done.exit_code == 2 and name in done.output, (words, value)
 
 
 def test_help_names_every_stage_and_imports_nothing_heavy():

@@ -99,6 +99,7 @@ def model_of(*names: str, index: dict | None = None) -> dict[str, bytes]:
 
 SHARDS = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
 TEXT = {"Text": {"source": "text", "tokenizer": REPO, **SHUFFLE}}
+NEW = {"Text": TEXT["Text"] | {"most_seen_percent": 0.25}}
 
 
 @pytest.mark.parametrize(
@@ -169,6 +170,7 @@ def test_a_model_that_one_row_refuses_is_read_by_no_other(place, key, value, tmp
     [
         ("rate", {"model__LLM__lr_schedule__Cosine__base_lr": 2.0}, ("base_lr", "2")),
         ("rate", {"model__LLM__lr_schedule__Cosine__base_lr": 0.0}, ("base_lr", "0")),
+        ("percent", {"model__LLM__data_location": NEW}, ("Text.most_seen_percent", "0.25", "25")),
         ("percent", {"witness__replay_percent": 0.25}, ("replay_percent", "0.25", "25")),
         ("batch", {"peers__passes": 10**6, "config__global_batch_size_end": 60000},
          ("60,000",)),
