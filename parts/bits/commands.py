@@ -105,10 +105,10 @@ def compare(
     from parts.bits import record as records
     from parts.bits.comparison import first_difference, lines
 
-    both = {str(file): records.read(file) for file in (first, second)}
-    for line in lines(both):
+    both = [records.read(file) for file in (first, second)]
+    for line in lines((str(first), str(second)), *both):
         print(shown(line))
-    raise typer.Exit(int(first_difference(*both.values()) is not None))
+    raise typer.Exit(int(first_difference(*both) is not None))
 
 
 @bits.command()
@@ -146,10 +146,6 @@ def check(
 
     from parts.bits import rounds as lists
 
-    if write:
-        last = min(rounds or setup.run.config.total_steps, setup.run.config.total_steps)
-        lists.write(file, setup, last)
-        print(f"check: {file}: the params after each of {last} rounds")
-    else:
-        count = lists.check(file, setup, rounds)
-        print(f"check: the params after each of {count} rounds have the bits of {file}")
+    count = (lists.write if write else lists.check)(file, setup, rounds)
+    says = "are listed in" if write else "have the bits of"
+    print(f"check: the params after each of {count} rounds {says} {file}")

@@ -41,15 +41,14 @@ def _check_same(name: str, mine: object, theirs: object) -> None:
         raise LockstepError(f"{name}: found {theirs!r}, expected {mine!r} as in the first record")
 
 
-def lines(records: dict[str, BitsRecord]) -> Iterator[str]:
-    """Yield what the comparison of two records of operations, by their files, comes to."""
-    one, other = records.values()
+def lines(files: tuple[str, str], one: BitsRecord, other: BitsRecord) -> Iterator[str]:
+    """Yield what the comparison of two records of operations, of these files, comes to."""
     number = first_difference(one, other)
     yield f"{one.of} of peer {one.peer}, round {one.round}: {len(one.operations):,} operations"
     if number is None:
         yield f"equal: every operation has the same bits, root {one.claim.root}"
         return
     yield f"first difference: operation {number}, {one.operations[number].shown}"
-    for file, record in records.items():
+    for file, record in zip(files, (one, other), strict=True):
         yield f"{file}: stated by {', '.join(record.machine.values())}; root {record.claim.root}"
     yield "which is right: `lockstep bits record --against` one of them writes it for any judge"

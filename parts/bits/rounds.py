@@ -45,12 +45,13 @@ def _key_of(setup: Setup) -> Hash:
     return key_of(setup, TABLES | {"faults", "pins"})
 
 
-def write(file: Path, setup: Setup, last: int) -> None:
-    """Train a run up to round `last`, and write the hashes of its params."""
+def write(file: Path, setup: Setup, most: int | None) -> int:
+    """Train all rounds of a run, or `most`; write the hashes of its params, return how many."""
     key, hashes = _key_of(setup), list[Hash]()
-    _train(setup, last, lambda _, found: hashes.append(found))
+    count = _train(setup, most, lambda _, found: hashes.append(found))
     text = RoundHashes(key=key, params=tuple(hashes)).model_dump_json(indent=1)
     write_named(file, f"{text}\n")
+    return count
 
 
 def check(file: Path, setup: Setup, most: int | None) -> int:
@@ -65,7 +66,6 @@ def check(file: Path, setup: Setup, most: int | None) -> int:
         raise LockstepError(
             f"{file}: key {listed.key[:12]}, expected {key[:12]}: it is of another run file"
         )
-    last = min(most or len(listed.params), len(listed.params), setup.run.config.total_steps)
 
     def compare(step: int, found: Hash) -> None:
         expected = listed.params[step - setup.start.step - 1]
@@ -75,8 +75,7 @@ def check(file: Path, setup: Setup, most: int | None) -> int:
                 "`lockstep bits record` on both machines leads to the operation"
             )
 
-    _train(setup, last, compare)
-    return last
+    return _train(setup, min(most or len(listed.params), len(listed.params)), compare)
 
 
 class _AfterEach(Observer):
@@ -88,9 +87,10 @@ class _AfterEach(Observer):
         self.heard(entry.round.step, self.peers.params_hash())
 
 
-def _train(setup: Setup, last: int, heard: Callable[[int, Hash], None]) -> None:
-    """Train a run in this process up to round `last`; tell of each round's params."""
-    run, programs = setup.run, setup.programs
+def _train(setup: Setup, most: int | None, heard: Callable[[int, Hash], None]) -> int:
+    """Train a run in this process, `most` rounds of it; tell of each one's params, count them."""
+    run, programs, before = setup.run, setup.programs, setup.start.step
+    last = min(run.config.total_steps, before + (most or run.config.total_steps))
     peers = make_peers(programs, run.peers.layout, setup.start.state, jax.devices())
     faults = FaultSchedule(run.faults.schedule, run.peers.seed, programs.form)
     record = Record()
@@ -99,3 +99,4 @@ def _train(setup: Setup, last: int, heard: Callable[[int, Hash], None]) -> None:
     )
     start = record.begin(setup.start, setup.settings)
     TrainingLoop(swarm, start, record, last, [_AfterEach(peers, heard)]).take_rounds()
+    return last - before

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from lockstep.errors import LockstepError, expecting
-from lockstep.files import check_regular_file
+from lockstep.files import check_regular_file, named_place
 from lockstep.protocol.attestation import Hash
 from lockstep.tables.table import Table
 from lockstep.tables.validation import validate_json
@@ -76,7 +76,9 @@ def write(
     named = {str(place): array for place, array in enumerate([*arrays[0], *arrays[1]])}
     specs = {name: tensorfile.spec_of(x.dtype, x.shape) for name, x in named.items()}
     metadata = {"statement": statement.model_dump_json()}
-    tensorfile.write(path, specs, lambda name: tensorfile.pieces(named[name]), metadata)
+    tensorfile.write(
+        named_place(path), specs, lambda name: tensorfile.pieces(named[name]), metadata
+    )
 
 
 def judge(path: Path) -> Judgement:

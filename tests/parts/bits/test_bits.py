@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import jax
@@ -16,6 +17,7 @@ from parts.bits.operation import INPUT, recomputed
 from parts.bits.statement import RIGHT, WRONG, judge
 from pipeline import __main__ as command_line
 from pipeline.language_model.language_model import programs_of
+from pipeline.stage.keys import Keys
 from tests import tiny
 from tests.errors import refused
 from tests.everywhere import steps
@@ -74,15 +76,16 @@ def test_operations_taken_one_by_one_have_the_bits_of_the_compiled_step_and_of_n
 
 # ---- The commands ----
 
+OPTIONS = {"peers__bits": "everywhere", "peers__product_bits": 8}
+OPTIONS["faults__schedule"] = [{"kind": "bit_flip", "peer": 1, "rounds": [2, 2], "size": 3}]
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> tuple[str, ...]:
     """The options that name a tiny run by rules, which is trained."""
 
     def make(folder: Path) -> None:
-        options = {"peers__bits": "everywhere", "peers__product_bits": 8, "config__total_steps": 2}
-        options["faults__schedule"] = [{"kind": "bit_flip", "peer": 1, "rounds": [2, 2], "size": 3}]
-        run_file, root = tiny.start(folder, **options)
+        run_file, root = tiny.start(folder, **OPTIONS, config__total_steps=2)
         tiny.make(run_file, root, "download", "convert", "train")
 
     folder = tiny.in_common(tmp_path_factory, "bits", make)
@@ -110,6 +113,7 @@ def test_the_owner_of_a_broken_chip_and_an_auditor_find_the_product_and_who_is_r
     statement = tmp_path / "wrong.json.dispute"
     assert judge(statement).says == (RIGHT, WRONG)
     assert bits("judge", statement)[1] in printed
+    assert bits("compare", right, right)[0] == 0
     status, compared = bits("compare", right, wrong)
     assert status == 1 and re.findall(r"operation \d+", compared)[0] in printed
     assert wrong.stat().st_size < 5e6
@@ -120,8 +124,9 @@ def test_a_peer_has_its_fault_in_the_rounds_of_its_fault_alone(run, tmp_path):
     for file, asked in ((one, []), (two, ["--as-peer"])):
         bits("record", file, "--round", 1, "--peer", 1, *run, *asked)
     assert two.read_bytes() == one.read_bytes()
-    with refused("--as-peer", "merge"):
-        bits("record", one, *run, "--as-peer", "--of", "merge")
+    for idle in (("--as-peer",), ("--peer", 1)):
+        with refused(idle[0], "merge"):
+            bits("record", one, *run, *idle, "--of", "merge")
 
 
 def test_records_of_one_machine_are_equal_and_a_third_says_who_is_right(run, right, tmp_path):
@@ -202,3 +207,11 @@ def test_params_are_checked_round_by_round_against_a_list_and_a_list_of_another_
     listed.write_text(json.dumps(content | {"key": "0" * 64}))
     with refused("list.json", "key", "0" * 12):
         bits("check", "--file", listed, *run)
+    extends = {"Run": Keys(Path(run[1])).key("train")}  # and is checked from its own first round
+    tiny.start(tmp_path, **OPTIONS, config__total_steps=3, model__LLM__checkpoint=extends)
+    root = shutil.copytree(run[3], tmp_path / "root")
+    options = ("--file", listed, "--run", tmp_path / "run.toml", "--root", root)
+    assert bits("check", "--write", *options)[0] == 0
+    listed.write_text(json.dumps(read_json(listed) | {"params": ["0" * 64]}))
+    with refused("list.json", "round 3"):
+        bits("check", *options)

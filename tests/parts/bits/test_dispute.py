@@ -78,10 +78,11 @@ def taken() -> Taken:
 
 @pytest.mark.parametrize("primitive", ["dot_general", "max", "row", "output"])
 def test_a_liar_is_named_by_a_judge_who_has_the_statement_alone(taken, primitive, tmp_path):
-    number, path = last(taken, primitive), tmp_path / "it"
+    number, path = last(taken, primitive), tmp_path / "link"
+    path.symlink_to("it")
     assert dispute(path, taken, claimed(taken, {number: [np.float32(7)]})) == number
     verdict = statement.judge(path)
-    assert verdict.says == (WRONG, RIGHT) and not verdict.first
+    assert verdict.says == (WRONG, RIGHT) and not verdict.first and path.is_symlink()
     assert f"operation {number}" in next(statement.lines(verdict))
 
 
