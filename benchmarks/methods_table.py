@@ -31,6 +31,7 @@ from parts.comparison.results_table import (
     whole_gradients,
 )
 from parts.comparison.search import Found
+from pipeline import runfile
 from pipeline.stage.keys import PROJECT
 
 FOLDER = PROJECT / "benchmarks"
@@ -259,9 +260,9 @@ def derived() -> dict[str, str]:
 
 def drawn() -> bytes:
     """Return the picture of methods.csv."""
-    all_rows = rows()
+    all_rows, peers = rows(), runfile.load(PROJECT / compared().base).peers.count
     few = [row for row in all_rows if row.method in SHOWN]
-    return picture.draw(few if len(all_rows) > MOST else all_rows)
+    return picture.draw(few if len(all_rows) > MOST else all_rows, peers, "nats per token")
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from lockstep.files import read_json, sha256_file
 from pipeline.pages.templates import without_secrets
 from pipeline.scores import scores
 from pipeline.stage.artifacts import METRICS, Paths, read_made
+from pipeline.subject import subject_of_model
 from pipeline.weights import hf
 
 OF_A_START = ("checkpoint", "seed", "repo_id", "commit")
@@ -47,7 +48,8 @@ def document(run: Path, root: Path) -> dict[str, Any]:
     trained = _component(kind, f"lockstep-{made['key']}", None, _facts(paths, header))
     trained.version, trained.components = key, weights
     source = shards["source"]
-    read = {"read": source["read"], "tokens": sum(file["tokens"] for file in shards["files"])}
+    count = sum(file["tokens"] for file in shards["files"]) // len(shards["columns"])
+    read = {"read": source["read"], "words" if "rows" in shards else "tokens": count}
     data = _component(ComponentType.DATA, "data", source["sha256"], read)
     start = read_json(paths.need("convert") / "source.json")
     of_start = {name: start[name] for name in OF_A_START if start.get(name) is not None}
@@ -63,11 +65,9 @@ def document(run: Path, root: Path) -> dict[str, Any]:
     written = json.loads(JsonV1Dot7(bom).output_as_string())
     del written["metadata"]["timestamp"]  # that of now
     parameters = _architecture(header["model"]) | {"datasets": [{"ref": "data"}]}
-    metrics = (
-        [*_metrics(read_json(paths.out("evaluate") / "evaluate.json"))]
-        if paths.is_made("evaluate")
-        else []
-    )
+    unit = subject_of_model(header["model"]).loss_unit
+    evaluated = paths.out("evaluate") / "evaluate.json"
+    metrics = [*_metrics(read_json(evaluated), unit)] if paths.is_made("evaluate") else []
     written["metadata"]["component"]["modelCard"] = {
         "modelParameters": parameters,
         "quantitativeAnalysis": {"performanceMetrics": metrics},
@@ -111,10 +111,10 @@ def _architecture(model: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _metrics(evaluated: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the results of stage evaluate, as metrics of an ML-BOM's model card."""
+def _metrics(evaluated: dict[str, Any], unit: str) -> Iterator[dict[str, Any]]:
+    """Yield the results of stage evaluate, losses in `unit`, as metrics of an ML-BOM's card."""
     if (loss := evaluated["held_out_loss"]) is not None:
-        yield {"type": "held-out loss, nats per token", "value": f"{loss:.6f}", "slice": "held out"}
+        yield {"type": f"held-out loss, {unit}", "value": f"{loss:.6f}", "slice": "held out"}
     for score in scores(evaluated["tasks"]):
         metric = {"type": score.metric, "value": f"{score.value:.6f}", "slice": score.task}
         if score.interval is not None:

@@ -54,13 +54,13 @@ def compare(
         _train(file, path, training)
     if run_files is not None:
         _write_run_files(file, path, run_files)
-    if plan or training is not None or run_files is not None:
-        return
-    if not table:
+    is_part = plan or training is not None or run_files is not None
+    if not (is_part or table):
         for name in plan_file.planned(path):
             if not plan_file.result_path(name).is_file():
                 _train(file, path, name)
-    _table(file, path)
+    if table or not is_part:
+        _table(file, path)
 
 
 def _loaded(file: Path) -> "tuple[Compare, Run]":
@@ -227,6 +227,7 @@ def _table(file: Path, path: Path) -> None:
     }
     table = results_table.rows(comparison, results)
     _, split_size = next((row.first("held_out_rows") for row in table if row.losses), (0, 0))
-    files = output_files.write(file, comparison, table, f"{by_seed(base, split_size)}; {made_of}")
+    made_of = f"{by_seed(base, split_size)}; {made_of}"
+    files = output_files.write(file, comparison, table, made_of, base)
     print(files[0].read_text(encoding="utf-8"), end="")
     print(f"compare: {', '.join(map(str, files))}")

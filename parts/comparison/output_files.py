@@ -23,7 +23,10 @@ from parts.comparison.results_table import (
     tables,
 )
 from parts.comparison.training_result import TRAINED
+from parts.comparison.trainings import changed
 from pipeline.pages.templates import fill
+from pipeline.runfile import Run
+from pipeline.subject import subject_of
 
 CSV = (".csv", ".seeds.csv", ".pairs.csv", ".curves.csv", ".search.csv")
 ENDINGS = (".md", ".html", ".json", ".png", *CSV)
@@ -32,10 +35,10 @@ OF_A_SEED = (*MEASURED, "key", "params")
 TEMPLATE = "methods.html.jinja"
 
 
-def write(file: Path, compare: Compare, table: Sequence[Row], code: str) -> list[Path]:
+def write(file: Path, compare: Compare, table: Sequence[Row], code: str, base: Run) -> list[Path]:
     """Write the comparison's table in each form, and the plots; return the files.
 
-    They are named for the comparison's `file`; `code` stands for the code that trained, for people.
+    They are named for `file`; `code` is what trained, for people, `base` the run of `compare.base`.
     """
     records = [record(compare, row, table) for row in table]
     compared = row_pairs(compare, table) + failure_costs(table)
@@ -48,12 +51,13 @@ def write(file: Path, compare: Compare, table: Sequence[Row], code: str) -> list
         for row in plain_rows(table)
         for number, one in enumerate(row.found.tried, start=1)
     ]
-    png = draw(plain_rows(table))
+    unit = subject_of(base).loss_unit
+    png = draw(plain_rows(table), changed(base, compare).peers.count, unit)
     files = [table_path(file, ending) for ending in ENDINGS]
-    write_text(files[0], "\n".join(markdown(compare, table, code)) + "\n")
+    made = made_of(compare, table, code, unit)
+    write_text(files[0], "\n".join(markdown(made, compare, table)) + "\n")
     plots = f"data:image/png;base64,{base64.b64encode(png).decode()}"
     text, last = [*tables(compare, table)], [*conclusions(compare, table)]
-    made = made_of(compare, table, code)
     page = fill(TEMPLATE, made_of=made, plots=plots, tables=text, conclusions=last)
     write_text(files[1], page)
     written = {"file": name_of(file), "code": code, "rows": records, "seeds": seeds, "pairs": pairs}
@@ -71,9 +75,9 @@ def _results(compare: Compare, table: Sequence[Row]) -> Iterator[tuple[dict[str,
             yield {"method": row.method, "failure": row.failure, "seed": number}, seed
 
 
-def markdown(compare: Compare, table: Sequence[Row], code: str) -> Iterator[str]:
-    """Yield the lines of a comparison's Markdown: the tables, and the conclusions from them."""
-    yield shown(made_of(compare, table, code))
+def markdown(made: str, compare: Compare, table: Sequence[Row]) -> Iterator[str]:
+    """Yield the lines of a comparison's Markdown: how it was `made`, the tables, conclusions."""
+    yield shown(made)
     for heads, rows in tables(compare, table):
         yield ""
         yield f"| {' | '.join(map(_cell, heads))} |"

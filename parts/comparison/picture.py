@@ -29,7 +29,7 @@ FONT = {"font.family": "DejaVu Sans", "font.size": 9, "text.parse_math": False} 
 HEIGHT, OF_A_NAME = 3.1, 0.2  # inches
 
 
-def draw(table: Sequence[Row]) -> bytes:
+def draw(table: Sequence[Row], peers: int, unit: str) -> bytes:
     """Return the comparison's picture, two plots as a PNG that is legible at 830 pixels.
 
     A row has the same colour, marker and name in both. Bands and bars are standard deviations of
@@ -45,10 +45,10 @@ def draw(table: Sequence[Row]) -> bytes:
         plots = above.subplots(), below.subplots()
         for axes, title in zip(plots, TITLES, strict=True):
             axes.set_title(title, loc="left", size=10, weight="bold")
-            axes.set_ylabel("held-out loss, nats per token")
+            axes.set_ylabel(f"held-out loss, {unit}")
             axes.grid(color=RULE)
             axes.spines[["top", "right"]].set_visible(False)
-        below.supxlabel(_trained(rows), size=8.5, x=0.01, ha="left")
+        below.supxlabel(_trained(rows, peers), size=8.5, x=0.01, ha="left")
         names = [_by_tokens(plots[0], rows), _by_bytes(plots[1], rows)]
         figure.draw_without_rendering()
         figure.set_layout_engine("none")  # names are moved apart in pixels
@@ -59,19 +59,14 @@ def draw(table: Sequence[Row]) -> bytes:
     return buffer.getvalue()
 
 
-def _trained(rows: Sequence[Row]) -> str:
+def _trained(rows: Sequence[Row], peers: int) -> str:
     """Return who trained what on how much, and what the picture shows of its seeds."""
     if not rows:
         return "No method has a loss."
     params, seeds = rows[0].first("parameters"), len(rows[0].seeds)
-    others = rows[0].first("bytes_down") / rows[0].first(
-        "bytes_up"
-    )  # a peer receives what all send
     ratio = statistics.median(row.first("tokens") for row in rows) / params
     shown = f"mean of {seeds} seeds ± one standard deviation" if seeds > 1 else "one seed"
-    return (
-        f"{1 + round(others)} peers, {params:,} parameters, {ratio:.2g} tokens a parameter; {shown}"
-    )
+    return f"{peers} peers, {params:,} parameters, {ratio:.2g} tokens a parameter; {shown}"
 
 
 def _by_tokens(axes: Axes, rows: Sequence[Row]) -> list[Annotation]:

@@ -218,8 +218,8 @@ def record(compare: Compare, row: Row, table: Sequence[Row]) -> dict[str, Any]:
 # ---- As text, with rounded numbers ----
 
 
-def made_of(compare: Compare, table: Sequence[Row], code: str) -> str:
-    """Return how the trainings in the table were done; `code` begins with what a seed draws."""
+def made_of(compare: Compare, table: Sequence[Row], code: str, unit: str) -> str:
+    """Return how the table's trainings were done; a seed draws `code`, and losses are in `unit`."""
     params = next((row.first("parameters") for row in table if row.losses), None)
     ratio = "" if params is None else f", {compare.tokens / params:.2g} for each parameter"
     tokens = [row.first("tokens") for row in plain_rows(table) if row.losses] or [compare.tokens]
@@ -228,15 +228,13 @@ def made_of(compare: Compare, table: Sequence[Row], code: str) -> str:
     count = compare.tuning.trainings
     search = "The values of each method are stated, not tuned."
     if count > 1:
-        search = (
-            f"Each method was tuned by at most {count} trainings, until the double and the half "
-        )
-        search += "of each value were no better (search.py); an edge: of which that was not tried. "
-        search += f"They have seed {compare.tuning.seed} and held-out rows that are not scored."
+        search = f"Each method was tuned by at most {count} trainings, until the double and the "
+        search += "half of each value were no better (search.py); an edge: of which that was not "
+        search += f"tried. They have seed {compare.tuning.seed} and held-out rows not scored."
     return (
         f"{trained} tokens a training{ratio}, of {compare.base}. {search} Scored with "
         f"seeds {', '.join(map(str, compare.seeds))}, the same for all methods; a seed draws "
-        f"{code}. A loss is the mean of the seeds, in nats per token, ± their standard deviation; "
+        f"{code}. A loss is the mean of the seeds, {unit}, ± their standard deviation; "
         "a difference is paired by seed, with a 95 % interval of that pair alone. At equal loss: "
         f"what the best method with whole gradients ({reference.label if reference else 'none'}) "
         "needs for the row's loss, as a multiple of what the row takes. Hours are simulated: "

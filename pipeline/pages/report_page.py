@@ -121,10 +121,12 @@ def _data(run: runfile.Run, shards: dict, rounds: list[dict]) -> Iterator[tuple[
     yield "SHA-256 of the source", str(source["sha256"])
     share = f"{100 * used / tokens['train']:.3g} %"
     amounts = {split: f"{count:,} tokens" for split, count in tokens.items()}
-    taken = f"{used:,} tokens, {share}: {sequences:,} sequences of {length:,}, none twice"
+    begins_again = run.peers.passes > 1 or any(part["weight"] for part in shards["parts"])
+    once = "some maybe more than once" if begins_again else "none twice"
+    taken = f"{used:,} tokens, {share}: {sequences:,} sequences of {length:,}, {once}"
     if "rows" in shards:  # that are not tokens
         amounts = {split: f"{count // length:,} rows" for split, count in tokens.items()}
-        taken = f"{sequences:,} rows of {length:,} words of 4 bytes, {share}, none twice"
+        taken = f"{sequences:,} rows of {length:,} words of 4 bytes, {share}, {once}"
     yield "To train on", amounts["train"]
     yield "Used", taken
     if tokens["held_out"]:

@@ -16,7 +16,7 @@ from parts.comparison import output_files
 from parts.comparison.results_table import conclusions, row_pairs
 from parts.comparison.search import Found
 from pipeline.stage.keys import PROJECT
-from tests.parts.comparison.examples import PLAIN, compared, row
+from tests.parts.comparison.examples import BASE, PLAIN, compared, row
 
 ADVICE = PROJECT / "docs/how-to/choose-an-optimizer.md"
 DIFFERENCE = re.compile(r"-?\d\.\d{3} \[-?\d\.\d{3}, -?\d\.\d{3}\]")
@@ -132,7 +132,7 @@ def test_the_table_of_a_comparison_is_made_again_of_its_files(tmp_path, monkeypa
         seeds=tuple(seed | {"bytes_up": 400} for seed in table[0].seeds),
         found=Found({"rate": 2e-3, "x": 1.0}, ["rate"], ["rate"]),
     )
-    files = output_files.write(tmp_path / "c.toml", compare, table, "code")
+    files = output_files.write(tmp_path / "c.toml", compare, table, "code", BASE)
     content = {
         path.name.removeprefix("c."): path.read_text() for path in files if "csv" in path.name
     }

@@ -33,6 +33,7 @@ PARAMETERS = 2_000_000
 SHARDS = {
     "vocab_size": 4096,
     "columns": ["inputs"],
+    "parts": [],
     "held_out_by_default": False,
     "files": [{"split": "train", "tokens": 1_000_000}, {"split": "held_out", "tokens": 50_000}],
     "source": {"read": "s3://me:secret@bucket/tokens?key=1", "sha256": "da7a" * 16},

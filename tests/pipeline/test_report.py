@@ -190,6 +190,10 @@ def test_tokens_are_counted_as_the_run_took_them(accepted):
     assert told["To train on"] == "525,000 tokens" and "Held out" not in told
     told = dict(_data(run, shards, rounds))
     assert (told["To train on"], told["Held out"][:6]) == ("500,000 tokens", "25,000")
+    again = run.model_copy(update={"peers": run.peers.model_copy(update={"passes": 2})})
+    mixed = SHARDS | {"parts": [{"weight": 0.5}] * 2}  # of which one may be small
+    used = [dict(_data(*x, rounds))["Used"] for x in ((run, SHARDS), (again, SHARDS), (run, mixed))]
+    assert [text.endswith("none twice") for text in used] == [True, False, False]
 
 
 def test_page_says_how_weights_card_and_proof_belong_together(accepted):

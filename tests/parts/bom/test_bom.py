@@ -49,7 +49,9 @@ def test_it_is_valid_and_the_same_each_time_and_says_what_the_stages_left(run, t
     assert card["modelParameters"]["modelArchitecture"] == "LlamaForCausalLM"
     loss = read_json(data / "evaluate" / "evaluate.json")["held_out_loss"]
     metrics = card["quantitativeAnalysis"]["performanceMetrics"]
-    assert metrics[0]["value"] == f"{loss:.6f}"
+    assert (metrics[0]["value"], metrics[0]["type"][-14:]) == (f"{loss:.6f}", "nats per token")
+    evaluated = {"held_out_loss": 1.0, "tasks": []}  # of pixels
+    assert next(bom._metrics(evaluated, "as it has it"))["type"] == "held-out loss, as it has it"
     depends = {one["ref"]: one.get("dependsOn", []) for one in found["dependencies"]}
     assert {"data", "start", "package-jax"} <= {*depends[trained["bom-ref"]]}
 

@@ -92,9 +92,9 @@ def test_only_tested_pairs_have_words_and_those_that_holm_tells_apart():
 def test_a_table_says_which_tokens_its_trainings_had_and_what_a_seed_draws():
     few, many = made(4.0, 4.1), [one | {"tokens": 1_048_576} for one in made(5.0, 5.1)]
     table = [row("a")._replace(seeds=few), row("b")._replace(seeds=tuple(many))]
-    said = made_of(compared(), table, "code")
+    said = made_of(compared(), table, "code", "nats per pixel")
     assert "100" in said and "1,048,576" in said and "819,200" not in said
-    assert made_of(compared(), table[:1], "code").startswith("100 tokens a training")
+    assert made_of(compared(), table[:1], "code", "").startswith("100 tokens a training")
     most = BASE.held_out.sequences
     alike, drawn = by_seed(BASE, most), by_seed(BASE, most + 1)
     assert "the same rows" in alike and "held-out rows" not in alike

@@ -219,6 +219,15 @@ def test_who_was_caught_and_discarded_is_named(tmp_path):
     assert "whoever wrote the whole transcript" in rows["seed of the sample"]
 
 
+def test_labels_are_no_tokens_and_arrays_have_words(tmp_path, monkeypatch):
+    render, seen = card.render, []
+    monkeypatch.setattr(card, "render", lambda facts: seen.append(facts) or render(facts))
+    make(tmp_path)
+    for said, more in (("50 ", {"columns": ["inputs", "labels"]}), ("100 words", {"rows": 0})):
+        rows = cells(render(seen[0]._replace(shards=seen[0].shards | more)))
+        assert rows["train split"].startswith(said)
+
+
 def test_of_many_token_files_some_are_listed(tmp_path):
     text = text_of(make(tmp_path, shards=card.LISTED + 4))
     assert text.count("`train/") == card.LISTED
