@@ -78,11 +78,10 @@ STORED_VERIFICATIONS = Joint[OffersVerification]("stored_verification")
 # such as a file that is not there.
 OF_THIS_MACHINE = {
     *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO),
-    *(errno.EMFILE, errno.ENFILE, errno.ENOLCK, errno.ENOMEM),
+    *(errno.EMFILE, errno.ENFILE, errno.ENOLCK, errno.ENOMEM, errno.ENOTDIR, errno.EEXIST),
 }
 DECIDED = (VerifyOutcome.VERIFIED, VerifyOutcome.CONSISTENT, VerifyOutcome.CONTRADICTED)
 OF_A_STAGE = re.compile(rf"^({'|'.join(STAGES)}): ", re.MULTILINE)
-NO_MEMORY = "RESOURCE_EXHAUSTED"  # as XLA says it
 LONGEST = 1000  # characters of a reason, which may quote a stranger's file
 
 
@@ -289,7 +288,9 @@ def attestation(
     file: Annotated[Path, typer.Argument(help="What `lockstep verify --attest` wrote.")],
     keys: VerifiersKeys = None,
     weights: Weights = None,
-    share: Annotated[float, typer.Option(help="Share of all windows repeated, at least.")] = 0,
+    share: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of all windows repeated, at least.")
+    ] = 0,
     proven: Proven = None,
     method: Annotated[str, typer.Option(help="The method, as a run file names it.")] = "",
     data: Annotated[str, typer.Option(help="The data's SHA-256, as `[pins] data`.")] = "",
@@ -301,8 +302,8 @@ def attestation(
     try:
         said = in_toto.read(file, keys or (), weights or ())
         in_toto.check_asked(said, share, proven or (), due)
-    except LockstepError as error:
-        print(f"{(outcome := _outcome(error)).word}: {error}")
+    except (LockstepError, OSError) as error:
+        print(f"{(outcome := _outcome(error)).word}: {shown(str(error))}")
         raise typer.Exit(outcome.status) from error
     rows = [f"  - {name}: {shown(json.dumps(value))}" for name, value in said.training.items()]
     first, rest = said.text.split("\n", 1)
@@ -330,7 +331,7 @@ def _outcome(error: Exception) -> VerifyOutcome:
 def _is_of_this_machine(error: BaseException) -> bool:
     """Return whether `verify`'s error says something of this machine alone."""
     if isinstance(error, RuntimeError):
-        return NO_MEMORY in str(error)
+        return "RESOURCE_EXHAUSTED" in str(error)  # as XLA says it
     if isinstance(error, OSError):
         return error.errno in OF_THIS_MACHINE
     return isinstance(error, MemoryError | UnfinishedError)
@@ -436,8 +437,11 @@ def _verify_stored(context: typer.Context, limits: "Limits") -> "Verified | None
             with redirect_stdout(StagesAgain(sys.stderr)):
                 say = partial(print, file=sys.stderr if asked["as_json"] else out, flush=True)
                 how = {"follows": follow, "key": asked["key"], **limits._asdict()}
-                result = part.verify(source, asked["root"], replays, say if follow else bool, **how)
-            return Verified(*result)
+                try:
+                    say = say if follow else bool
+                    return Verified(*part.verify(source, asked["root"], replays, say, **how))
+                except OSError as error:  # of a store it would be a line of its own
+                    raise UnfinishedError(f"{error.filename}: {error.strerror}") from error
     if follow or replays:
         raise RequestError(
             f"{source}: not a run of volunteers, expected one for --follow or --replay"

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 from lockstep.errors import LockstepError, RequestError, hide
-from lockstep.files import link, sha256_file, writes
+from lockstep.files import link, read_bytes, sha256_file, writes
 from lockstep.machine.progress import Progress, size
 from parts.publication import layout
 from parts.publication.layout import MANIFEST, SIGNATURE, Publication, PublishedFile
@@ -84,14 +84,11 @@ def _in_folder(folder: Path, limits: Limits) -> PublicListing:
     path = folder / MANIFEST
     if not path.is_file():
         raise RequestError(f"{path}: no such file, expected a publication of `lockstep publish`")
-    _check_length(MANIFEST, path.stat().st_size, f"{folder}/")
-    content, names = path.read_bytes(), {name for name, _ in walk(folder)}
+    content, names = read_bytes(path, MOST_BYTES[MANIFEST]), {name for name, _ in walk(folder)}
     publication = layout.parse(content, str(path))
     _check(publication, str(path), names, limits)
-    signature = None
-    if SIGNATURE in names:
-        _check_length(SIGNATURE, (folder / SIGNATURE).stat().st_size)
-        signature = (folder / SIGNATURE).read_bytes()
+    signed = SIGNATURE in names
+    signature = read_bytes(folder / SIGNATURE, MOST_BYTES[SIGNATURE]) if signed else None
 
     @contextmanager
     def bring(_: Path, skip: set[str]) -> Iterator[Path]:
@@ -145,7 +142,8 @@ def _on_hub(source: str, cache: Path, limits: Limits) -> PublicListing:
         raise RequestError(f"{source}: has no {MANIFEST}, expected a publication")
     names = [name for name in (MANIFEST, SIGNATURE) if name in files]
     for name in names:
-        _check_length(name, files[name].size, f"{source}: ")
+        if (count := files[name].size) > (most := MOST_BYTES[name]):
+            raise LockstepError(f"{source}: {name}: {size(count)}, expected at most {size(most)}")
     transfers = [Transfer(name, files[name], files[name].size, "the hub") for name in names]
     with Progress("verify", total=sum(t.size for t in transfers), unit="byte") as bar:
         stored = store.fetch(transfers, cache, limits.network, bar)
@@ -235,10 +233,3 @@ def _with_folders(folder: Path, names: Iterable[str]) -> set[Path]:
     paths = {PurePath(name) for name in names}
     folders = {parent for path in paths for parent in path.parents} - {PurePath()}
     return {folder / path for path in paths | folders}
-
-
-def _check_length(name: str, count: int, where: str = "") -> None:
-    """Refuse a publication's list or signature that is too long to be read into memory."""
-    most = MOST_BYTES[name]
-    if count > most:
-        raise LockstepError(f"{where}{name}: {size(count)}, expected at most {size(most)}")

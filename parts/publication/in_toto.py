@@ -74,9 +74,9 @@ class TrainedRun(Table):
     start: dict[Literal["kind", "seed", "sha256", "params"], str | int | None] = Field(min_length=4)
     """Kind in the run file, seed of fresh weights, SHA-256 of a checkpoint, hash of the params."""
     rounds: Count
-    tokens: int
+    tokens: Count
     """Tokens of all messages that were applied."""
-    bytes: int
+    bytes: Count
     """Bytes of all messages that were sent."""
     machines: Annotated[tuple[dict[str, str], ...], AsTuple]
     """What trained, as its author states."""
@@ -179,7 +179,7 @@ def read(path: Path, keys: Sequence[Path], weights: Sequence[Path]) -> Verified:
     One of the public `keys` has to have signed it, as a sigstore bundle; without any, nobody is
     known to have. The files of `weights` have to be those that it is about.
     """
-    if absent := [file for file in (path, *weights) if not file.exists() or file.is_dir()]:
+    if absent := [file for file in (path, *weights) if not file.is_file()]:
         raise RequestError(f"{absent[0]}: no such file, expected one")
     with expecting(path, "an attestation of `lockstep verify --attest`", *NONE_OF_OURS):
         document = loads(content := read_bytes(path, MOST_BYTES))

@@ -297,6 +297,10 @@ def push(
     for name, checkpoint in checkpoints.items():
         if checkpoint is None:
             raise LockstepError(f"{name!r}: expected {DESTINATION_FORM}")
+    on_hub = any(isinstance(where, runfile.CheckpointHub) for where in checkpoints.values())
+    if (private or with_proof) and not on_hub:
+        option = "--private" if private else "--with-proof"
+        raise LockstepError(f"{option}: expected a repository on the hub, found {', '.join(names)}")
     paths = Paths("report", run, root)
     with temporary_folder.folder(root / "data" / "runs", "push") as place:
         published = place / "publication"

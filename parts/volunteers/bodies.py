@@ -10,7 +10,7 @@ from parts.volunteers.keys import KEY
 from parts.volunteers.layout import MOST_SLOTS
 from parts.volunteers.signed import Body
 
-KeyText = Annotated[str, Field(pattern=KEY.pattern + "$")]
+KeyText = Annotated[str, Field(pattern=f"^{KEY.pattern}$")]
 SlotNumber = Annotated[int, Field(ge=0, lt=MOST_SLOTS)]
 RoundNumber = Annotated[int, Field(ge=0, lt=10**8)]
 Int63 = Annotated[int, Field(ge=0, lt=2**63)]

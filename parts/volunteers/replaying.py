@@ -1,11 +1,12 @@
 """A volunteer's window is replayed, from what it owned before it."""
 
+import re
 from contextlib import suppress
 from typing import Literal, NamedTuple
 
 import jax
 
-from lockstep.errors import LockstepError, RequestError
+from lockstep.errors import LockstepError, RequestError, brief
 from lockstep.transcript.transcript import Transcript
 from lockstep.transcript.trees import tree_hash
 from lockstep.transcript.windows import Window
@@ -42,10 +43,9 @@ class ReplayRequest(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> "ReplayRequest":
         """Return the peer and window to replay that PEER:WINDOW means."""
-        peer, _, number = text.partition(":")
-        if not (peer.isdecimal() and number.isdecimal()):
-            raise RequestError(f"--replay {text}, expected PEER:WINDOW, as 3:7")
-        return cls(int(peer), int(number))
+        if not (match := re.fullmatch("([0-9]{1,9}):([0-9]{1,9})", text)):
+            raise RequestError(f"--replay {brief(text)}, expected PEER:WINDOW, as 3:7")
+        return cls(int(match[1]), int(match[2]))
 
     def __str__(self) -> str:
         return f"{self.peer}:{self.number}"

@@ -10,11 +10,9 @@ from parts.volunteers.bodies import CollectedNotice, RunDocument
 from parts.volunteers.chain.statements import collected_notices
 from parts.volunteers.keys import PrivateKey
 from parts.volunteers.lab.opening import put_over, read_own
-from parts.volunteers.lab.signing import rounds_over, times_put
+from parts.volunteers.lab.signing import MOST_NAMES, rounds_over, times_put
 from parts.volunteers.store.verbs import Store
 from pipeline import runfile
-
-MOST = 10**7  # names of a folder
 
 
 def collect(store: Store, lab: PrivateKey) -> str:
@@ -35,10 +33,10 @@ def collect(store: Store, lab: PrivateKey) -> str:
         if not put_over(store, name := layout.collected(notice.number), notice, lab):
             raise LockstepError(f"{name}: another process put it, expected one gc at a time")
     rounds = [layout.round_folder(step) for step in range(1, last + 1)]
-    names = [name for folder in rounds for name in store.names(folder, MOST)]
+    names = [name for folder in rounds for name in store.names(folder, MOST_NAMES)]
     gone = [name for name in names if (slot := layout.parse(name)) and slot.what == "payload"]
     for folder in (layout.STATES, layout.OWN):
-        steps = {name: layout.step_of(name) for name in store.names(folder, MOST)}
+        steps = {name: layout.step_of(name) for name in store.names(folder, MOST_NAMES)}
         gone += [name for name, step in steps.items() if step is not None and step < last]
     for name in gone:
         store.remove(name)

@@ -4,6 +4,7 @@ import jax
 
 from lockstep.errors import LockstepError
 from lockstep.protocol.attestation import Hash
+from lockstep.tables.validation import validate
 from lockstep.transcript.state import State
 from lockstep.transcript.trees import is_blob, saved_bytes, tree_hash
 from lockstep.wire.message import Form
@@ -126,9 +127,9 @@ def admit(
         number = admissions.statements(peer)
         if number >= MOST_STATEMENTS:
             raise LockstepError(f"slot {peer} has {number} statements, expected fewer")
-        statement = Admission(
-            run=run, peer=peer, number=number, key=public, because=because, evidence=evidence
-        )
+        said = {"run": run, "peer": peer, "number": number, "key": public}
+        said |= {"because": because, "evidence": evidence}
+        statement = validate(Admission, said, "volunteer admit")
         name = layout.admission(peer, number)
         if put_over(store, name, statement, key):
             return name

@@ -104,8 +104,9 @@ def sign_run(store: Store, lab: PrivateKey, hours: float, peers: Collection[int]
         if key is not None and peer in (peers or range(document.slots))
     ]
     steps = rounds_ahead(store, hours, document.run["config"])
-    if readers and steps:
-        sign_ahead(store, readers, steps, math.ceil(hours * HOUR), lab)
+    if not (readers and steps):
+        return "nothing, since nobody has a slot or all rounds are over"
+    sign_ahead(store, readers, steps, math.ceil(hours * HOUR), lab)
     return f"rounds {steps.start} to {steps.stop - 1} of {len(readers)} peers, for {hours:g} hours"
 
 

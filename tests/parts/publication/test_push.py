@@ -167,7 +167,10 @@ def test_an_export_that_is_edited_of_other_parameters_or_missing_is_refused(root
     assert gcs.seen == []
 
 
-def test_no_destination_is_one_line(root):
+def test_no_destination_is_one_line_nor_is_one_that_has_not_what_is_asked_for(root):
+    for asked in ({"private": True}, {"private": False, "with_proof": True}):
+        with refused("gs://ours", "expected a repository on the hub"):
+            publish.push(root / "run.toml", root, ["gs://ours"], **asked)
     assert refusal(root) == (
         f"{root}/run.toml: [config] checkpointers names no destination, and neither does the "
         f"command; expected {FORM}"

@@ -1,5 +1,6 @@
 """One Ceph for all tests of a worker, where it is installed, and one finished run."""
 
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -31,6 +32,12 @@ def bucket(monkeypatch):
 def finished(tmp_path_factory) -> Path:
     """A run of three volunteers to its end, and of a trainer and a follower beside them."""
     return tiny.in_common(tmp_path_factory, "volunteers", volunteering.finish)
+
+
+@pytest.fixture
+def store(finished, tmp_path):
+    """A copy of the finished run's store, to change."""
+    return shutil.copytree(finished / "store", tmp_path / "store")
 
 
 @pytest.fixture(scope="session")

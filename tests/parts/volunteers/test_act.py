@@ -27,6 +27,8 @@ def read(links, seen=0.0, what="closed", **more):
 
 
 JUNK = SlotContent(StoredObject(b"x", 1_004))
+BEGUN = {"me": 0, "begun": 100.0}  # its turn begins seven seconds later
+READY = BEGUN | EVERYWHERE
 
 
 # ---- Which link counts ----
@@ -57,9 +59,22 @@ JUNK = SlotContent(StoredObject(b"x", 1_004))
         ({2: 1_001, 0: 1_008}, {"refused": {2: "why"}}, 0, Look()),
         ({2: 1_001, 0: 1_008}, EVERYWHERE | {"refused": {2: "why"}}, 12, Adopt(0)),
         ({2: 1_001}, {"refused": {2: "why"}}, 0, Wait()),
+        # in the volunteer's own turn
+        ({}, BEGUN, 106, Wait()),
+        ({}, BEGUN, 107, Look()),
+        ({}, READY, 107, Put(())),
+        ({}, READY | {"me": None}, 107, Wait()),
+        ({}, READY | {"begun": None}, 107, Wait()),
+        ({}, READY | {"turns": None}, 107, Wait()),
+        ({0: JUNK}, READY, 107, Wait()),  # its slot is filled
+        ({0: 1_008}, READY | {"refused": {0: "why"}}, 107, Wait()),
+        ({2: JUNK}, READY, 107, Put(())),
+        ({2: 1_004}, READY, 107, Adopt(2)),
+        ({3: 1_105}, READY | {"listed": {JOIN: 1_115}}, 10, Wait()),  # another may count
+        ({2: 1_004}, READY | {"refused": {2: "why"}}, 107, Put(())),
     ],
 )
-def test_the_link_counts_that_comes_first_once_none_can_come_before(links, more, now, action):
+def test_the_link_counts_that_comes_first_or_in_its_turn_ones_own(links, more, now, action):
     assert act(read(links, **more), now) == action
 
 
@@ -90,30 +105,6 @@ def test_a_link_that_names_another_before_it_is_looked_up_once():
 
 
 # ---- The volunteer's turn ----
-
-BEGUN = {"me": 0, "begun": 100.0}  # its turn begins seven seconds later
-READY = BEGUN | EVERYWHERE
-
-
-@pytest.mark.parametrize(
-    ("links", "more", "now", "action"),
-    [
-        ({}, BEGUN, 106, Wait()),
-        ({}, BEGUN, 107, Look()),
-        ({}, READY, 107, Put(())),
-        ({}, READY | {"me": None}, 107, Wait()),
-        ({}, READY | {"begun": None}, 107, Wait()),
-        ({}, READY | {"turns": None}, 107, Wait()),
-        ({0: JUNK}, READY, 107, Wait()),  # its slot is filled
-        ({0: 1_008}, READY | {"refused": {0: "why"}}, 107, Wait()),
-        ({2: JUNK}, READY, 107, Put(())),
-        ({2: 1_004}, READY, 107, Adopt(2)),
-        ({3: 1_105}, READY | {"listed": {JOIN: 1_115}}, 10, Wait()),  # another may count
-        ({2: 1_004}, READY | {"refused": {2: "why"}}, 107, Put(())),
-    ],
-)
-def test_the_volunteer_puts_its_link_in_its_turn_if_there_is_no_other(links, more, now, action):
-    assert act(read(links, **more), now) == action
 
 
 @pytest.mark.parametrize(

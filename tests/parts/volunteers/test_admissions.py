@@ -16,6 +16,7 @@ from parts.volunteers.signed import sign
 from parts.volunteers.store.folder import FolderStore
 from parts.volunteers.store.schemes import open_store
 from pipeline.net import limits
+from tests.errors import refused
 from tests.parts.volunteers.stores import BUCKET
 
 LAB, FIRST, SECOND = (keys.PrivateKey.generate() for _ in range(3))
@@ -79,6 +80,14 @@ def test_who_may_not_list_reads_the_same(store, kind):
     name = opening.admit(store, 5, keys.public_text(FIRST), LAB)
     found.read()
     assert name == "peers/005/000.json" and found.slot_of(FIRST.public_key()) == 5
+
+
+def test_a_reason_is_as_a_statement_has_it_and_where_nobody_has_a_slot_nothing_is_signed(store):
+    for because in ("", "b" * 201):
+        with refused("because"):
+            opening.admit(store, 2, None, LAB, because)
+    opening.admit(store, 2, None, LAB)
+    assert signing.sign_run(store, LAB, 1).startswith("nothing")
 
 
 def test_a_store_that_does_not_answer_is_not_taken_for_one_that_lists_nothing(store):

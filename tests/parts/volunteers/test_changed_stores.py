@@ -33,11 +33,6 @@ MIDDLE, LAST = 5, 6
 DRAWN, OTHER = (3, 1), 2  # a state that peer 1 was to show, and another peer
 
 
-@pytest.fixture
-def store(finished, tmp_path):
-    return shutil.copytree(finished / "store", tmp_path / "store")
-
-
 def outcome(store, root, *replays, key=None):
     """The status, and all that is said."""
     key = key or Path(json.loads((store / "run.json").read_text())["body"]["lab"])

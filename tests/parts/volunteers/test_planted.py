@@ -83,7 +83,7 @@ def test_only_windows_that_chance_could_spare_count_for_the_share(lying, tmp_pat
 
 def test_a_seal_has_lies_that_only_a_replay_shows(tmp_path):
     key, file = keys.public_text(keys.PrivateKey.generate()), tmp_path / layout.PLANTED
-    for lies in ({}, {key: {"1": "crash"}}, {"me": {"1": "drift"}}, {key: {"0": "drift"}}):
+    for lies in ({}, {key: {"1": "crash"}}, {f"a {key}": {"1": "drift"}}, {key: {"0": "drift"}}):
         file.write_text(json.dumps({"lies": lies, "word": "ab" * 32}))
         with refused(file, "lies"):
             planted.read(file)

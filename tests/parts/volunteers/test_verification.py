@@ -1,6 +1,7 @@
 """A run of volunteers in a store, verified without a key."""
 
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.errors import LockstepError, RequestError
+from parts.publication.claims import VerifyOutcome
 from parts.volunteers import joining, keys, layout, stored_verification
 from parts.volunteers.bodies import Admission, ShownState
 from parts.volunteers.lab import opening
@@ -33,9 +35,9 @@ def verify(store, root, *replays, follows=False):
     return bitwise, {claim.name: claim for claim in claims}, why_not, lines
 
 
-@pytest.fixture
-def store(finished, tmp_path):
-    return shutil.copytree(finished / "store", tmp_path / "store")
+def followed(store, root):
+    with tiny.like_a_process():
+        return joining.follow(f"file://{store}", root, Onlooker(False, bool))
 
 
 def test_drawn_windows_of_honest_peers_are_repeated_bit_for_bit(store, tmp_path):
@@ -73,22 +75,17 @@ def test_window_is_repeated_only_from_the_state_that_its_peer_committed_to(
 
 def test_peer_that_does_not_show_its_state_in_time_is_named(store, tmp_path):
     (store / layout.of_peer(3, 1, "shown")).unlink()
-    with tiny.like_a_process():
-        setup, transcript, chain, _ = joining.follow(
-            f"file://{store}", tmp_path, Onlooker(False, bool)
-        )
-    states = {
-        (one.drawn.peer, one.drawn.number): one.state
-        for one in audit_states(setup, transcript, chain)
-    }
-    assert states[1, 1] == "awaited"
+    setup, transcript, chain, _ = followed(store, tmp_path)
+
+    def states():
+        audits = audit_states(setup, transcript, chain)
+        return {(one.drawn.peer, one.drawn.number): one.state for one in audits}
+
+    assert states()[1, 1] == "awaited"
     seconds = chain.head.seconds + setup.run.volunteers.audit_seconds + 1
     chain.head = replace(chain.head, seconds=seconds)
-    states = {
-        (one.drawn.peer, one.drawn.number): one.state
-        for one in audit_states(setup, transcript, chain)
-    }
-    assert (states.pop((1, 1)), {*states.values()}) == ("missing", {"known", "shown"})
+    found = states()
+    assert (found.pop((1, 1)), {*found.values()}) == ("missing", {"known", "shown"})
 
 
 def test_window_of_another_machine_is_not_comparable_and_accuses_nobody(store, tmp_path):
@@ -97,11 +94,9 @@ def test_window_of_another_machine_is_not_comparable_and_accuses_nobody(store, t
         others = {p: replace(one, environment="ab" * 32) for p, one in messages}
         return entry.model_copy(update={"evidence": replace(entry.evidence, messages=others)})
 
+    setup, transcript, chain, _ = followed(store, tmp_path)
+    transcript.__dict__["rounds"] = [*map(elsewhere, transcript.rounds)]
     with tiny.like_a_process():
-        setup, transcript, chain, _ = joining.follow(
-            f"file://{store}", tmp_path, Onlooker(False, bool)
-        )
-        transcript.__dict__["rounds"] = [*map(elsewhere, transcript.rounds)]
         one = replay(setup, transcript, chain, ReplayRequest(1, 0))
     assert (one.messages, one.findings) == (3, [])
     assert "abababababab is another machine than this" in one.why
@@ -144,6 +139,11 @@ def test_command_says_what_is_known_and_what_a_reader_repeated(finished, store, 
     status, out = print_of(capsys, *asked)
     said = json.loads(out)
     assert (status, said["verified"], said["bitwise"]) == (0, True, True)
+    for more, outcome in (
+        (("--root", os.devnull), VerifyOutcome.NOT_FINISHED),
+        (("--replay", f"{'9' * 5000}:0"), VerifyOutcome.NOT_ASKED),
+    ):
+        assert print_of(capsys, *asked, *more)[0] == outcome.status
     assert said["claims"]["links"]["is"] == "proven"
     assert said["claims"]["windows"]["is"] == "sampled"
     assert said["claims"]["other_windows"]["is"] == "stated"
