@@ -1,11 +1,11 @@
 """A new run of a user's own model: its class is asked for data, rows, batch and rate."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from lockstep.errors import LockstepError, expecting
+from lockstep.errors import LockstepError, brief, expecting
+from lockstep.files import loads
 from parts.new import run_tables
 from parts.new.data_tables import HELD_OUT_PERCENT, SEEDED, NewData, data_named
 from parts.new.run_tables import FEWEST_ROUNDS, NewRun
@@ -59,8 +59,11 @@ def new_run(answers: Mapping[str, Any], root: Path) -> tuple[NewRun, dict[str, A
     Raises:
       LockstepError: The class does not start, the data do not suffice, or an answer cannot be.
     """
-    with expecting(f"--config {answers['config']}", "a table", TypeError, ValueError):
-        answers = dict(answers, config=dict(json.loads(answers["config"] or "{}")))
+    said = answers["config"] or "{}"
+    with expecting(f"--config {brief(said)}", "a table", ValueError, RecursionError):
+        answers = dict(answers, config=loads(said))
+    if not isinstance(answers["config"], dict):
+        raise LockstepError(f"--config {brief(said)}, expected a table")
     new = _one_round(answers)
     run = runfile.parse(_document(new), CALLED)
     (part,) = RUNS_OF_WORKLOADS  # whose tables the run has
