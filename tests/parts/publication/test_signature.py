@@ -2,6 +2,7 @@
 
 import json
 from base64 import b64decode, b64encode
+from functools import partial
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
@@ -16,7 +17,9 @@ from cryptography.hazmat.primitives.serialization import (
 from lockstep.errors import LockstepError
 from parts.publication import signature
 from pipeline.stage.keys import PROJECT
+from tests.pipeline.sources.options import refusal
 
+refused = partial(refusal, signature.check)
 FILES = {"a.txt": "1" * 64, "proof/b.txt": "2" * 64}
 # By `model_signing sign key` of model-signing 1.1.1, of these two files with "a\n" and "b\n".
 FOREIGN = PROJECT / "tests" / "fixtures" / "model_signing"
@@ -34,13 +37,6 @@ def write_keys(folder, curve=None, name="key"):
     pem = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     public.write_bytes(pem)
     return private, public
-
-
-def refused(found, files, key):
-    with pytest.raises(LockstepError) as caught:
-        signature.check(found, files, key)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 @pytest.mark.parametrize("curve", [ec.SECP256R1(), ec.SECP384R1(), ec.SECP521R1()])
