@@ -188,19 +188,15 @@ class Programs:
             )
         for size in {int(one.strength or 0) for one in faults if one.kind == "bit_flip"}:
             (broken := self.broken(size)).unruled_in_a_step(row)
-            most = size - min(getattr(broken.product, "all_left", ()), default=size)
-            if most < size:
+            if (most := size - min(getattr(broken.product, "all_left", ()), default=size)) < size:
                 raise LockstepError(f"bit_flip: size is {size}, expected at most {most} products")
 
     def unruled_in_a_step(self, row: Tree) -> frozenset[str]:
         """Return operations of a peer's step whose bits another machine may not repeat."""
-
-        def rows(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct((self.lots.steps, 1, *x.shape), x.dtype)
-
-        scalar = jax.ShapeDtypeStruct((), np.int32)
+        steps, scalar = self.lots.steps, jax.ShapeDtypeStruct((), np.int32)
+        rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((steps, 1, *x.shape), x.dtype), row)
         own, shared = jax.eval_shape(self.optimizer.init, self.task.shapes)
-        arguments = (self.task.shapes, own, shared, jax.tree.map(rows, row), scalar, scalar)
+        arguments = (self.task.shapes, own, shared, rows, scalar, scalar)
         return without_rule(self._step_of_a_peer, *arguments)
 
     def large(self, peers: int) -> bool:

@@ -117,8 +117,7 @@ def flipped_on_a_chip(x: jax.Array) -> jax.Array:
     """
     place = np.unravel_index(x.size // 3, x.shape)
     bits = lax.bitcast_convert_type(x, np.uint32)
-    bits = bits.at[place].set(bits[place] ^ np.uint32(2**22))
-    return lax.bitcast_convert_type(bits, np.float32)
+    return lax.bitcast_convert_type(bits.at[place].set(bits[place] ^ np.uint32(2**22)), np.float32)
 
 
 PRODUCTS: dict[int, Product] = {20: in_float64, 8: in_blocks}

@@ -24,7 +24,7 @@ def fewer_rows(tensors: dict) -> None:
         tensors[name] = array[:2]
 
 
-FORGED = {
+MEASURED = {
     "a better loss": (
         better("held_out_loss", 1.0), "proof/evaluate.json: held_out_loss is 1.0000, expected "),
     "a better perplexity": (
@@ -59,14 +59,6 @@ FORGED = {
         change_json(layout.made("train"), lambda m: m["tables"]["peers"].update(count=9)),
         "proof/made/train.json: [peers] is "),
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("case", FORGED)
-def test_what_contradicts_itself_is_not_verified_though_all_hashes_agree(folder, case):
-    change, said = FORGED[case]
-    change(folder)
-    forge(folder)
-    assert said in refusal(folder)
 
 
 CARDS = {

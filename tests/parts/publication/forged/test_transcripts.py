@@ -35,6 +35,7 @@ from tests.parts.publication.forged.changes import (
     new_transcript_hash,
     other_rate,
 )
+from tests.parts.publication.forged.test_measured import MEASURED
 from tests.parts.publication.published_run import (
     TRANSCRIPT,
     add,
@@ -182,7 +183,7 @@ def accuse(*, applied: bool) -> Callable[[Path], None]:
     return change_json(outputs.VERDICT, lambda verdict: verdict["findings"].append(said))
 
 
-FORGED = {
+FORGED = MEASURED | {
     "weights of another run": (other_weights, "model.safetensors: "),
     "a back door, and a header that names another machine": (back_door, "round 6, params: "),
     "another model in config.json": (
