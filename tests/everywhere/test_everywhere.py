@@ -2,15 +2,21 @@
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
+import time
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 from lockstep.files import read_json
+from lockstep.transcript.transcript import Transcript
+from pipeline.stage.artifacts import Paths
 from pipeline.stage.devices import FLAGS
+from pipeline.stage.keys import PROJECT
 from tests import tiny
 from tests.everywhere import steps
 
@@ -108,3 +114,40 @@ def test_another_cpu_audits_a_run_bit_for_bit_and_finds_the_smallest_lie(
     assert verdict["not_comparable"] is None
     assert len(verdict["replayed_windows"]) == verdict["windows"]
     assert [(found["peer"], found["round"]) for found in verdict["findings"]] == [(1, 4)]
+
+
+@pytest.mark.long
+def test_peers_on_unlike_machines_verify_each_other_bit_for_bit(tmp_path):
+    run_file, root, alone = tmp_path / "run.toml", tmp_path / "root", tmp_path / "alone"
+    document = tiny.run_document(
+        tiny.write_data(tmp_path / "tokens"),
+        peers__bits="everywhere",
+        peers__product_bits=8,
+        peers__count=3,
+        config__verification_percent=34,
+    )
+    tiny.write_run(run_file, document)
+    tiny.make(run_file, root, "download", "convert")
+    shutil.copytree(root, alone)
+    tiny.make(run_file, alone, "train")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    document["runtime"] |= {"carrier": "processes", "listen": address, "by_hand": [0, 1]}
+    tiny.write_run(run_file, document)
+    trainer = tiny.lockstep("train", run_file, root)
+    with ExitStack() as stack:
+        stack.callback(trainer.kill)
+        secrets = Paths("train", run_file, root).scratch / "secrets"
+        while not (secrets / "trainer.json").exists() and trainer.poll() is None:
+            time.sleep(0.1)
+        for peer, most in enumerate(("SSE4_2", "AVX2")):
+            command = f"-m pipeline sidecar --connect {address} --peer {peer} --secret".split()
+            secret, settings = secrets / f"peer-{peer}.json", tiny.environment(PROJECT)
+            settings["XLA_FLAGS"] += f" --xla_cpu_max_isa={most}"
+            sidecar = subprocess.Popen([sys.executable, *command, secret], env=settings)
+            stack.callback(sidecar.kill)
+        said = trainer.communicate()[0]
+    assert trainer.returncode == 0, said
+    rounds = Transcript(root / "data/trained/transcript").rounds
+    assert all(len(entry.evidence.checks) == 1 for entry in rounds)
+    assert tiny.contents(root / "data/trained") == tiny.contents(alone / "data/trained")
