@@ -232,7 +232,7 @@ def read(folder: Path, max_gb: int, worker: WorkerOfReader | None = None) -> Bun
 
 
 def rerun(bundle: Bundle) -> tuple[list[Finding], str | None]:
-    """Return what is found about the bundle's peer or of itself, and `WindowOutcome.why`."""
+    """Return the findings about the bundle's peer, or about no peer, and `WindowOutcome.why`."""
     replay, findings, why = bundle.replay, [*bundle.audited], None
     # one peer after another, so that findings about one hide none about the others
     groups = [(peer,) for peer in bundle.peers] if replay.kept else [bundle.peers]

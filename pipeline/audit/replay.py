@@ -34,7 +34,7 @@ NO_REPEAT = (
 
 
 class WindowOutcome(NamedTuple):
-    """What came of a window: findings, whose steps were compared, and why others' could not be."""
+    """The outcome of a window: findings, peers whose steps were compared, why others' were not."""
 
     findings: list[Finding]
     peers: tuple[int, ...]

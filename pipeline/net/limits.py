@@ -164,7 +164,7 @@ class UnreachableError(NotFetchedError):
 
 
 class UnnamedVersionError(NetError):
-    """The rest of a file may be of another version: the server does not say of which it is."""
+    """The rest of a file may be of another version, since the server names none."""
 
 
 class CancelledError(Exception):

@@ -36,7 +36,7 @@ def leave_out(
     most_percent: float,
     borders: Collection[int],
 ) -> tuple[tuple[ShardFile, ...], list[tuple[int, int]]]:
-    """Write the held-out split again without documents of which more stands in the train split.
+    """Rewrite the held-out split without documents of which too much is in the train split.
 
     A file ends where a document does that is near the middle, so that halves of the split are of
     different documents.
