@@ -1,47 +1,29 @@
-"""`lockstep` as a model of lm-evaluation-harness: an exported folder in its command line and API.
+"""A task model with the methods by which lm-evaluation-harness asks a model.
 
-    python -m parts.tasks.lm_eval run --model lockstep --model_args pretrained=data/export --tasks T
-
-    import lm_eval, parts.tasks.lm_eval
-    lm_eval.simple_evaluate("lockstep", "pretrained=data/export", tasks=["arc_easy"])
-
-lm_eval finds no models of other packages by itself, so this module registers it as it is imported.
 Truncation and stopping are those of lm_eval's own `hf` backend on the exported folder, and so are
 tokens, but where one joins a context to its continuation (`two_parts`); numbers differ by rounding.
 """
 
 import json
 import logging
-import sys
 from bisect import bisect_left
 from collections.abc import Sequence
-from functools import cached_property
 from itertools import groupby
-from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-import jax
 from lm_eval import utils
-from lm_eval.__main__ import cli_evaluate
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
-from lm_eval.api.registry import register_model
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
 from lm_eval.models.utils import postprocess_generated_text as cut_at_stops
-from pydantic import Field
 
 from lockstep.errors import LockstepError
-from lockstep.machine.jax_settings import check_settings
 from lockstep.machine.progress import Progress
-from lockstep.programs.placement import DeviceGroup, device_groups, side_by_side
-from lockstep.tables.table import Table
-from lockstep.tables.validation import validate
-from parts.tasks import task_model, two_parts
-from parts.tasks.lm_eval_tasks import reason
+from lockstep.programs.placement import DeviceGroup, side_by_side
+from parts.tasks import two_parts
 from parts.tasks.task_model import TaskModel
-from pipeline import extras
 from pipeline.language_model.sampling import Sampling
-from pipeline.weights import exported, text_settings
+from pipeline.weights import text_settings
 
 log = logging.getLogger(__name__)
 
@@ -219,84 +201,3 @@ class _Prompts(NamedTuple):
     stops: list[str]
     max_new_tokens: int
     sampling: Sampling
-
-
-class ModelArguments(Table):
-    """What `--model_args` may have."""
-
-    pretrained: str
-    """The folder."""
-    batch_size: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
-    """Requests that are computed at once; "auto": `max_batch_size`."""
-    max_batch_size: Annotated[int, Field(ge=1)] = 32
-    device: str | None = None
-    """Of no effect, since lm_eval's command line always names one; `JAX_PLATFORMS` chooses."""
-    seed: Annotated[int, Field(ge=0)] = 0
-    """Seed of texts that a task samples."""
-    dtype: Literal["float32", "auto"] = "float32"
-    """In which it computes."""
-
-
-@register_model("lockstep")
-class LockstepModel(LmEvalModel):
-    """An exported folder, computed by JAX on all devices that it sees; see `ModelArguments`.
-
-    Raises:
-      LockstepError: The folder is no export, or has no tokenizer; an argument is wrong; or JAX is
-        set to 64 bits.
-    """
-
-    def __init__(self, pretrained: str = "", **given: Any):
-        numbers = {key: int(x) for key, x in given.items() if isinstance(x, str) and x.isdecimal()}
-        arguments = {"pretrained": str(pretrained)} | given | numbers
-        asked = validate(ModelArguments, arguments, "--model_args")
-        size = asked.max_batch_size if asked.batch_size == "auto" else asked.batch_size
-        check_settings("lm_eval --model lockstep")
-        self.folder = Path(asked.pretrained)
-        groups, export = device_groups(jax.devices(), 1), exported.read(self.folder)
-        super().__init__(task_model.from_folder(export, self.folder, groups, size), asked.seed)
-
-    # ---- Chats ----
-
-    @cached_property
-    def _chat(self) -> Any:
-        extras.required("--apply_chat_template", "transformers")
-        from transformers import AutoTokenizer
-
-        chat = AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
-        if not chat.chat_template:
-            raise LockstepError(f"{self.folder}: no chat template, expected chat_template.jinja")
-        return chat
-
-    @property
-    def tokenizer_name(self) -> str:
-        """The model's folder, by which lm_eval knows a template."""
-        return str(self.folder).replace("/", "__")
-
-    def chat_template(self, chat_template: bool | str = False) -> str | None:
-        """Return the model's chat template for lm_eval, or that of this name; None unasked."""
-        name = chat_template if isinstance(chat_template, str) else None
-        return self._chat.get_chat_template(name) if chat_template else None
-
-    def apply_chat_template(
-        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
-    ) -> str:
-        """Return lm_eval a chat as a text, as transformers writes it."""
-        return self._chat.apply_chat_template(
-            chat_history,
-            tokenize=False,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=not add_generation_prompt,
-        )
-
-
-def main() -> None:
-    """Run lm_eval's command line, with this model among the others."""
-    try:
-        cli_evaluate()
-    except Exception as error:  # of arguments, tasks and templates too
-        sys.exit(f"error: {error if isinstance(error, LockstepError) else reason(error)}")
-
-
-if __name__ == "__main__":
-    main()

@@ -88,14 +88,14 @@ def test_a_text_stops_at_special_tokens_and_at_every_end_of_the_folder(folder, t
     from lm_eval.api.instance import Instance
     from lm_eval.models.huggingface import HFLM
 
-    from parts.tasks.lm_eval import LockstepModel
+    from parts.tasks.lm_eval import LmEvalModel
 
     def texts(model, until):
         settings = {"until": until, "max_gen_toks": 20, "do_sample": False}
         asked = [Instance("generate_until", {}, (text, settings), 0) for text in ("def f(x", "re")]
         return [model.generate_until([one])[0] for one in asked]
 
-    ours, written = LockstepModel(str(folder)), []
+    ours, written = LmEvalModel(exported.model(folder)), []
     for prompt in ("def f(x", "re"):
         written += ours.model.writer(next(iter(ours.model.params_on))).write(
             [ours.tok_encode(prompt)], max_new_tokens=20
@@ -111,7 +111,7 @@ def test_a_text_stops_at_special_tokens_and_at_every_end_of_the_folder(folder, t
     for until, ends in (([stop_text], [exported.END]), ([], [exported.END, end])):
         write_json(export / "generation_config.json", {"eos_token_id": ends})
         theirs = HFLM(pretrained=str(export), dtype="float32", device="cpu", batch_size=1)
-        found = texts(LockstepModel(str(export)), until)
+        found = texts(LmEvalModel(exported.model(export)), until)
         assert found == texts(theirs, until)
         assert any(len(text) < len(whole) for text, whole in zip(found, plain, strict=True))
 
