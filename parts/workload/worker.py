@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from fnmatch import fnmatchcase
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -86,7 +86,6 @@ class Worker:
             inner_loops()
         self.run, self.rows, self.expected, self.for_training = run, rows, expected, for_training
         self.shards = Path(OUT["download"])
-        self._to_count: np.ndarray | None = None  # once they are read
         self.name = f"workload {workload_of(run).factory}"
         self._lock = threading.Lock()
         self._session: WorkerSession | None = None
@@ -128,23 +127,14 @@ class Worker:
         workload = workload_of(self.run)
         return {"include_globs": [*workload.include], "exclude_globs": [*workload.exclude]}
 
-    @property
+    @cached_property
     def rows_to_count(self) -> np.ndarray | None:
         """Rows over which statistics of batch norms are computed: int32 [N, W]; None without.
 
         They are read from `shards`, unless they were given.
         """
         counts_rows = self.expected is not None and self.expected.counts_rows
-        return self._read_rows_to_count() if counts_rows else None
-
-    @rows_to_count.setter
-    def rows_to_count(self, rows_NW: np.ndarray) -> None:
-        self._to_count = rows_NW
-
-    def _read_rows_to_count(self) -> np.ndarray:
-        if self._to_count is None:
-            self._to_count = drawn_rows(self.run, self.shards)[1]
-        return self._to_count
+        return drawn_rows(self.run, self.shards)[1] if counts_rows else None
 
     def init(self) -> Tree:
         """Return the initial params of the worker's workload: nested dicts of float32 arrays."""
@@ -347,7 +337,7 @@ class Worker:
             )
             self._check_imports(process)
             if shares:
-                arrays = SharedArrays(folder, description.parameters, 0)
+                arrays = SharedArrays(folder, description.parameters)
                 _share(process, arrays)
         except BaseException:
             process.close()
@@ -361,13 +351,13 @@ class Worker:
 
         The seed draws their rows: whoever has the params and these rows gets the same statistics.
         """
-        if not session.description.counts_rows:
+        if (rows_NW := self.rows_to_count) is None:
             return {}
         _put_params(session, params)
         digest = hashlib.sha256(session.arrays.params).digest()
         if digest == self._counted and not again:
             return {}
-        request = _put(session, params, self._read_rows_to_count())
+        request = _put(session, params, rows_NW)
         values = session.process.result("values", "statistics", request).values
         self._counted = digest
         return values
@@ -538,7 +528,7 @@ def _put(session: WorkerSession, params: Tree, rows_NW: np.ndarray) -> dict[str,
     """Copy params and rows to where the worker reads them, and return how many rows these are."""
     count, width = rows_NW.shape
     if session.arrays.rows.size < count * width:  # another file, so before anything is written
-        session.arrays.make_room(4 * count * width)
+        session.arrays.make_room(count * width)
         _share(session.process, session.arrays)
     session.arrays.rows[: count * width] = rows_NW.reshape(-1)
     _put_params(session, params)

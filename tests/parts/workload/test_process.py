@@ -35,19 +35,19 @@ def test_arrays_are_in_the_folder_where_memory_has_no_room_for_them(tmp_path, mo
         reserve(descriptor, offset, size)
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    arrays = SharedArrays(tmp_path, 3, 8)
+    arrays = SharedArrays(tmp_path, 3)
     assert Path(arrays.request()["path"]).parent == tmp_path
     arrays.params[:] = [1, 2, 3]
     arrays.forget()
     assert not [*tmp_path.iterdir()]
     monkeypatch.setattr(os, "posix_fallocate", lambda *_: full(0, 0, 0))
     with refused(tmp_path, "No space left on device"):
-        SharedArrays(tmp_path, 3, 8)
+        SharedArrays(tmp_path, 3)
 
 
 def test_a_worker_cannot_cut_arrays_in_memory_short(tmp_path):
     """Whoever reads a mapped file that its other end cut short is ended by SIGBUS."""
-    arrays = SharedArrays(tmp_path, 3, 8)
+    arrays = SharedArrays(tmp_path, 3)
     with open(arrays.request()["path"], "r+b") as file, pytest.raises(PermissionError):
         file.truncate(0)
     arrays.forget()
@@ -73,7 +73,9 @@ def test_lockstep_worker_serves_a_class_of_the_user(tmp_path, factory):
     with closing(WorkerProcess.start(command, tmp_path / "w")) as worker:
         begun = worker.call("begin", begin)
         assert begun["parameter_count"] == 3
-        arrays = SharedArrays(tmp_path, 3, 8)
+        arrays = SharedArrays(tmp_path, 3)
+        arrays.forget()
+        arrays.make_room(2)
         worker.call("open_arrays", arrays.request())
         arrays.forget()
         worker.call("init", {})
