@@ -12,14 +12,19 @@ from pipeline.tokens.shards import read_shards
 SHOWN = 8  # names of tensors of a kind
 
 
-def lines(run: Run, shards: Path | None = None) -> Iterator[str]:
-    """Start a run's worker once, and yield what it says of its model, for people to read.
+def rows(run: Run, shards: Path | None = None) -> Iterator[CheckRow]:
+    """Start a run's worker once, if it has one, and yield what it says of its model.
 
     With the folder of the run's shards, also the loss of a few rows, on which it takes a step.
 
     Raises:
       LockstepError: It does not start, or cannot do what the run asks of it.
     """
+    for name, text in _facts(run, shards) if workload_of(run).factory else ():
+        yield CheckRow(Mark.FINE, name, text)
+
+
+def _facts(run: Run, shards: Path | None) -> Iterator[tuple[str, str]]:
     from parts.workload.inner_steps import NO_STATE, Job, take
     from parts.workload.subject import rows_of
     from parts.workload.worker import GRADIENT, Worker, drawn_rows
@@ -36,23 +41,23 @@ def lines(run: Run, shards: Path | None = None) -> Iterator[str]:
         elif listing and GRADIENT in capabilities:
             loss, _ = worker.gradient(worker.init(), rows_NW, seed=0)
     if loss is not None:
-        yield f"loss         {loss:.6g} at first, of {len(rows_NW)} rows of {shards}"
-    yield f"workload     {workload.factory}, code and settings of hash {spec.code[:12]}"
-    yield f"steps        {_who(run)}"
-    yield f"capabilities {', '.join(sorted(capabilities))}"
-    yield f"layout       {spec.layout_hash}"
+        yield "loss", f"{loss:.6g} at first, of {len(rows_NW)} rows of {shards}"
+    yield "workload", f"{workload.factory}, code and settings of hash {spec.code[:12]}"
+    yield "steps", _who(run)
+    yield "capabilities", ", ".join(sorted(capabilities))
+    yield "layout", spec.layout_hash
     names = [f"{tensor.name} {[*tensor.shape]}" for tensor in spec.tensors]
-    yield f"travels      {spec.parameters:,} numbers in {len(names):,} tensors: {_first_few(names)}"
+    yield "travels", f"{spec.parameters:,} numbers in {len(names):,} tensors: {_first_few(names)}"
     for why in ("frozen", "excluded", "buffer", "statistics"):
         if frozen := [tensor.name for tensor in spec.frozen if tensor.why == why]:
             verb = "are computed anew to measure and export" if why == "statistics" else "stay"
-            yield f"{why:<13}{len(frozen):,} tensors {verb}: {_first_few(frozen)}"
+            yield why, f"{len(frozen):,} tensors {verb}: {_first_few(frozen)}"
     if spec.integers:
-        yield f"integers     {len(spec.integers):,} tensors stay: {_first_few(spec.integers)}"
+        yield "integers", f"{len(spec.integers):,} tensors stay: {_first_few(spec.integers)}"
     for name, other in spec.tied.items():
-        yield f"tied         {name} is {other}, and travels once"
+        yield "tied", f"{name} is {other}, and travels once"
     for name, value in environment.items():
-        yield f"{name.removeprefix('worker_'):<13}{value}"
+        yield name.removeprefix("worker_"), value
 
 
 def _who(run: Run) -> str:
@@ -68,11 +73,5 @@ def _first_few(names: list[str] | tuple[str, ...]) -> str:
     return ", ".join(names[:SHOWN]) + (f" and {more:,} more" if more > 0 else "")
 
 
-def _described(run: Run, shards: Path | None) -> Iterator[CheckRow]:
-    for line in lines(run, shards) if workload_of(run).factory else ():
-        name, _, value = line.partition(" ")
-        yield CheckRow(Mark.FINE, name, value.strip())
-
-
 NEEDS = ()
-LOOKS = (Inspection("model", None, _described),)
+LOOKS = (Inspection("model", None, rows),)

@@ -157,7 +157,7 @@ def test_what_moves_and_is_kept_by_nobody_is_refused_before_the_first_round(
     assert not any(path.read_bytes() for path in root.glob("data/runs/*/transcript/rounds.jsonl"))
     if wrong == "counter":  # `lockstep check` takes one step on these rows
         with pytest.raises(LockstepError, match=f": {name} changed"):
-            list(preflight.lines(runfile.load(run_file), root / "data/shards"))
+            list(preflight.rows(runfile.load(run_file), root / "data/shards"))
 
 
 def losses_of(error: str) -> list[float]:

@@ -243,9 +243,9 @@ def test_a_class_for_burn_p2p_is_trained_on_its_own_files_and_audited(carrier, t
 
 def test_check_tells_what_travels_and_on_what_it_computes(tmp_path):
     run_file, _ = a_run(tmp_path, workload__exclude=["head.*"])
-    told = "\n".join(preflight.lines(runfile.load(run_file)))
-    assert "embed.weight [64, 8]" in told and "head.weight, " not in told.split("excluded")[0]
-    assert "head.bias, head.weight" in told and f"torch        {torch.__version__}" in told
+    rows = {row.name: row.text for row in preflight.rows(runfile.load(run_file))}
+    assert "embed.weight [64, 8]" in rows["travels"] and "head.weight" not in rows["travels"]
+    assert "head.bias, head.weight" in rows["excluded"] and rows["torch"] == torch.__version__
 
 
 def test_check_takes_a_loss_of_the_runs_own_data_alone(finished, tmp_path, monkeypatch):
@@ -274,7 +274,7 @@ def test_check_takes_a_loss_of_the_runs_own_data_alone(finished, tmp_path, monke
 def test_what_cannot_run_is_refused_by_check_in_one_line(changes, message, tmp_path):
     run_file, _ = a_run(tmp_path, **changes)
     with pytest.raises(LockstepError, match=message) as error:
-        list(preflight.lines(runfile.load(run_file)))
+        list(preflight.rows(runfile.load(run_file)))
     assert "\n" not in str(error.value)
 
 
