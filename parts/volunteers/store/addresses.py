@@ -165,18 +165,13 @@ class PublicEndpoint:
             else:
                 self._puts[ask] = url
 
-    def has(self, ask: StoreRequest) -> bool:
-        """Return whether there is a signed address for this."""
-        return self._address_for(ask) is not None
-
-    def find(self, ask: StoreRequest) -> tuple[str, dict[str, str]]:
-        """Return the signed address for this; of a listing that of the page that has `after`."""
+    def find(self, ask: StoreRequest) -> str:
+        """Return the public address for this, or the signed one."""
         if ask.verb == "GET":
-            return f"{self._address}/{quote(ask.name)}", {}
-        url = self._address_for(ask)
-        if url is None:
+            return f"{self._address}/{quote(ask.name)}"
+        if (url := self.signed_url(ask)) is None:
             raise LockstepError(self.lacks(ask))
-        return url, {}
+        return url
 
     def lacks(self, ask: StoreRequest) -> str:
         """Say that there is no signed address for this."""
@@ -184,7 +179,8 @@ class PublicEndpoint:
         where = f"{self._address}/{ask.name}"
         return f"{where}: found no address for {what}, expected one that the lab signed"
 
-    def _address_for(self, ask: StoreRequest) -> str | None:
+    def signed_url(self, ask: StoreRequest) -> str | None:
+        """Return the signed address for this; of a listing that of the page that has `after`."""
         if ask.verb != "LIST":
             return self._puts.get(ask)
         pages = self._lists.get(ask.name, {})
@@ -209,7 +205,7 @@ class AddressedEndpoint(PublicEndpoint):
         self._lock = threading.Lock()
         self.until = 0
 
-    def find(self, ask: StoreRequest) -> tuple[str, dict[str, str]]:
+    def find(self, ask: StoreRequest) -> str:
         """Return the signed address for this, from whichever file of the lab has it.
 
         Raises:
@@ -220,14 +216,14 @@ class AddressedEndpoint(PublicEndpoint):
         if ask.verb == "GET":
             return super().find(ask)
         with self._lock:  # what an audit asks for is put in a thread of its own
-            if not self.has(ask) or self._has_ended(ask):
+            if not self.signed_url(ask) or self._has_ended(ask):
                 self._read_newer()
-            while not self.has(ask) and self._oldest > 0:
+            while not self.signed_url(ask) and self._oldest > 0:
                 self._oldest -= 1
                 self._read(self._oldest, newer=False)
             self._warn()
             slot = layout.parse(ask.name)
-            if slot is not None and (ask in self._refused or not self.has(ask)):
+            if slot is not None and (ask in self._refused or not self.signed_url(ask)):
                 error = MissedError if self._newest() > slot.step else AwaitedError
                 raise error(self.lacks(ask))
         return super().find(ask)

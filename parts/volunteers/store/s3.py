@@ -34,9 +34,9 @@ class S3Endpoint:
         self._bucket, key, _ = self._files.split_path(path)
         self.folder = f"{key.rstrip('/')}/" if key else ""
 
-    def find(self, ask: StoreRequest) -> tuple[str, dict[str, str]]:
+    def find(self, ask: StoreRequest) -> str:
         """Sign an S3 address that is used at once."""
-        return self.sign([ask], SOON)[0], {}
+        return self.sign([ask], SOON)[0]
 
     def sign(self, asks: Sequence[StoreRequest], seconds: int) -> list[str]:
         """Return an S3 address for each, that holds for so many seconds from now on."""

@@ -41,8 +41,8 @@ class Endpoint(Protocol):
     folder: str  #: Prefix in the store of the run's names, such as "run/".
     hides: bool  #: Whether it answers 403 where there is no object.
 
-    def find(self, ask: StoreRequest) -> tuple[str, dict[str, str]]:
-        """Return a server's address and headers for a request to the store.
+    def find(self, ask: StoreRequest) -> str:
+        """Return a server's address for a request to the store.
 
         Raises:
           LockstepError: there is no such address.
@@ -134,9 +134,9 @@ class WebStore:
         limits.call(ask, self.network)
 
     def _request(self, ask: StoreRequest) -> web.Request:
-        url, headers = self.endpoint.find(ask)  # each time: signatures and tokens expire
+        url = self.endpoint.find(ask)  # each time: signatures expire
         name = f"{self.address}/{ask.name}"
-        return web.Request(url, headers, name, "an answer of the store", pushes=True)
+        return web.Request(url, {}, name, "an answer of the store", pushes=True)
 
 
 # ---- What a store says ----

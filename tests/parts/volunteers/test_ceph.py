@@ -56,7 +56,7 @@ def test_a_volunteer_without_credentials_does_what_was_signed_alone(lab, ceph, m
     assert mine.names(layout.round_folder(70))[NAME] == seen.seconds  # both in whole seconds
     endpoint = mine.endpoint
     url, listing = (
-        endpoint.find(ask)[0]
+        endpoint.find(ask)
         for ask in (
             StoreRequest("PUT", NAME, LENGTH),
             StoreRequest("LIST", layout.round_folder(70)),
