@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-BITS_PER_SECOND = {"kbps": 1e3, "mbps": 1e6, "gbps": 1e9}
-MOST = 1e18  # seconds, and bits a second
+MEGABITS = {"kbps": 1e-3, "mbps": 1.0, "gbps": 1e3}  # a second
+MOST = 1e12  # seconds, and megabits a second
 NEVER = 1e6  # hours: a century
 ROUTES = {
     "broadcast": "each downloads every other's message",
@@ -68,16 +68,20 @@ def project_run(  # noqa: PLR0913 - each is an option
     """Say what a large run would take with each method, from its links and failures."""
     from parts.projection.project import PlannedSwarm
 
-    up = bits_per_second("--uplink", uplink)
+    tokens = tokens or 20 * params
+    sizes = {"params": (params, 1e15), "batch": (batch, 1e15), "tokens": (tokens, 1e18)}
+    for name, (value, most) in (sizes | {"flops": (flops, 1e24)}).items():
+        if value > most:
+            raise LockstepError(f"--{name} {value:g}: expected a number of at most {most:g}")
     swarm = PlannedSwarm(
         peers=peers,
-        params=amount("--params", params, 1e15),
-        batch=amount("--batch", batch, 1e15),
-        tokens=amount("--tokens", tokens or 20 * params, 1e18),
-        flops=amount("--flops", flops, 1e24),
-        uplink=up,
-        downlink=bits_per_second("--downlink", downlink) if downlink else up,
-        latency=seconds("--latency", latency),
+        params=params,
+        batch=batch,
+        tokens=tokens,
+        flops=flops,
+        upload_mbps=mbps("--uplink", uplink),
+        download_mbps=mbps("--downlink", downlink or uplink),
+        latency_seconds=seconds("--latency", latency),
         mtbf=seconds("--mtbf", mtbf),
         restart=seconds("--restart", restart),
         quorum=quorum,
@@ -90,14 +94,7 @@ def project_run(  # noqa: PLR0913 - each is an option
 
 def lines(swarm: "PlannedSwarm") -> Iterator[str]:
     """Yield the projection's table in Markdown, and its assumptions."""
-    from parts.projection.project import (
-        MEASURED,
-        all_or_nothing,
-        available,
-        not_summed,
-        project,
-        quorum,
-    )
+    from parts.projection.project import MEASURED, at_least, not_summed, project
 
     yield f"| {' | '.join((*HEADS, 'hours'))} |"
     yield f"|{'---|' * (len(HEADS) + 1)}"
@@ -111,12 +108,11 @@ def lines(swarm: "PlannedSwarm") -> Iterator[str]:
     yield ""
     if left := ", ".join(method.label for method in not_summed(swarm)):
         yield f"Not by a ring, since sums of their messages are not messages: {left}."
-    present = available(swarm.mtbf, swarm.restart)
-    enough = quorum(swarm.peers, swarm.quorum, present)
-    stopped = all_or_nothing(swarm.peers, swarm.mtbf, swarm.restart)
+    enough = at_least(swarm.needed, swarm.peers, swarm.present)
     yield (
-        f"Peers are there {present:.2%} of the time, and {swarm.quorum:.0%} of them at once "
-        f"{enough:.2%} of it. Where each failure stops all, {stopped:.2%} of the time trains."
+        f"Peers are there {swarm.present:.2%} of the time, and {swarm.quorum:.0%} of them at once "
+        f"{enough:.2%} of it. Where each failure stops all, {swarm.all_or_nothing:.2%} of the time "
+        "trains."
     )
     yield (
         f"Stated: {swarm.tokens:,.3g} tokens, {swarm.batch:,.3g} in a local step; a peer computes "
@@ -141,16 +137,9 @@ def seconds(flag: str, text: str) -> float:
     return _quantity(flag, text, SECONDS, "a duration as 90s, 3m, 12h or 2d")
 
 
-def bits_per_second(flag: str, text: str) -> float:
+def mbps(flag: str, text: str) -> float:
     """Return a bandwidth of a projected run, as in 500kbps, 100Mbps or 1Gbps."""
-    return _quantity(flag, text, BITS_PER_SECOND, "a bandwidth as 500kbps, 100Mbps or 1Gbps")
-
-
-def amount(flag: str, value: float, most: float) -> float:
-    """Return a number of things in a projected run, after a check that it is at most `most`."""
-    if not value <= most:  # NaN is not either
-        raise LockstepError(f"{flag} {value:g}: expected a number of at most {most:g}")
-    return value
+    return _quantity(flag, text, MEGABITS, "a bandwidth as 500kbps, 100Mbps or 1Gbps")
 
 
 def _quantity(flag: str, text: str, units: dict[str, float], expected: str) -> float:

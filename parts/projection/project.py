@@ -45,16 +45,16 @@ METHODS = (
 
 
 class PlannedSwarm(NamedTuple):
-    """A planned run to project: bits a second, seconds, tokens."""
+    """A planned run to project: its links, as `[links]` has them, and how often its peers fail."""
 
     peers: int
     params: float  # of the model
     batch: float  # tokens of a local step, all peers' together
     tokens: float  # of the run
     flops: float  # useful floating-point operations a second of a peer
-    uplink: float  # bits per second of a peer
-    downlink: float
-    latency: float  # seconds of a message
+    upload_mbps: float  # of a peer
+    download_mbps: float
+    latency_seconds: float  # of a message
     mtbf: float  # seconds that a peer works in the mean
     restart: float  # seconds that it is away after a failure
     quorum: float  # least share of the peers for a round
@@ -67,23 +67,32 @@ class PlannedSwarm(NamedTuple):
         """Tokens per second of a peer while it computes: 6 operations for each param and token."""
         return self.flops / (6 * self.params)
 
+    @property
+    def present(self) -> float:
+        """Share of the time that a planned peer is up: mtbf / (mtbf + restart)."""
+        return self.mtbf / (self.mtbf + self.restart)
+
+    @property
+    def all_or_nothing(self) -> float:
+        """Share of the time that is trained if each failure of a planned peer stops all of them.
+
+        1 / (1 + peers * restart / mtbf): as one machine that fails as often as all together.
+        """
+        return 1 / (1 + self.peers * self.restart / self.mtbf)
+
+    @property
+    def needed(self) -> int:
+        """The least number of planned peers for a round."""
+        return math.ceil(self.quorum * self.peers - 1e-9)
+
     def kept_share(self, round_seconds: float) -> float:
         """Return the share of the work of a round that failures leave.
 
         A peer must be up, with enough others, and not fail before the round is over, since its
         round is lost then: present * P(enough others) * exp(-round / mtbf).
         """
-        present = available(self.mtbf, self.restart)
-        others = at_least(math.ceil(self.quorum * self.peers - 1e-9) - 1, self.peers - 1, present)
-        return present * others * math.exp(-round_seconds / self.mtbf)
-
-
-class _Links(NamedTuple):
-    tokens_per_second: float
-    latency_seconds: float
-    upload_mbps: float
-    download_mbps: float
-    topology: Topology
+        others = at_least(self.needed - 1, self.peers - 1, self.present)
+        return self.present * others * math.exp(-round_seconds / self.mtbf)
 
 
 class Projected(NamedTuple):
@@ -99,13 +108,25 @@ class Projected(NamedTuple):
 
 
 def project(swarm: PlannedSwarm) -> Iterator[Projected]:
-    """Yield the projected figures of each method, except those `not_summed`."""
+    """Yield the projected figures of each method, except those `not_summed`.
+
+    Bytes and seconds are those that `train`, `simulate` and `plan` compute, except for a hub of
+    messages with different elements: it sends their union, of at most all messages, and at most 4
+    bytes for each param. If the messages are quantized, so is the union.
+    """
+    peers, left_out = range(swarm.peers), not_summed(swarm)
     for method in METHODS:
-        if method in not_summed(swarm):
+        if method in left_out:
             continue
-        sent, received = sizes(swarm, method)
+        sent = received = message = round(method.bits * swarm.params / 8)
+        if method.sparse:
+            received = min(message * swarm.peers, round(DENSE * swarm.params / 8))
         tokens = max(1, round(method.local_steps * swarm.batch / swarm.peers))
-        seconds = _seconds(swarm, method, tokens)
+        of_peers = dict.fromkeys(peers, tokens), dict.fromkeys(peers, message)
+        seconds = max(arrivals(swarm, peers, *of_peers, method.overlapped, received).values())
+        if swarm.topology != "hub":
+            totals = traffic(swarm.topology, [message] * swarm.peers, swarm.peers)
+            sent, received = (total / swarm.peers for total in totals)
         utilisation = tokens / swarm.tokens_per_second / seconds
         goodput = utilisation * swarm.kept_share(seconds)
         speed = swarm.peers * swarm.tokens_per_second * goodput
@@ -116,53 +137,6 @@ def project(swarm: PlannedSwarm) -> Iterator[Projected]:
 def not_summed(swarm: PlannedSwarm) -> list[ProjectedMethod]:
     """Return the methods that a ring cannot take: the sum of their messages is no message."""
     return [method for method in METHODS if swarm.topology == "ring" and not method.summed]
-
-
-def sizes(swarm: PlannedSwarm, method: ProjectedMethod) -> tuple[float, float]:
-    """Return the projected bytes that a peer sends and receives in a round.
-
-    They are those of `links.traffic`, except for a hub of messages with different elements: it
-    sends their union, of at most all messages, and at most 4 bytes for each param. If the messages
-    are quantized, so is the union.
-    """
-    message = _message(swarm, method)
-    if swarm.topology == "hub":
-        return message, _merged(swarm, method)
-    sent, received = traffic(swarm.topology, [message] * swarm.peers, swarm.peers)
-    return sent / swarm.peers, received / swarm.peers
-
-
-def _message(swarm: PlannedSwarm, method: ProjectedMethod) -> int:
-    return round(method.bits * swarm.params / 8)
-
-
-def _merged(swarm: PlannedSwarm, method: ProjectedMethod) -> int:
-    message = _message(swarm, method)
-    union = min(message * swarm.peers, round(DENSE * swarm.params / 8))
-    return union if method.sparse else message
-
-
-def _seconds(swarm: PlannedSwarm, method: ProjectedMethod, tokens: int) -> float:
-    """Return a projected round's seconds, as `train`, `simulate` and `plan` compute them."""
-    mbps = swarm.uplink / 1e6, swarm.downlink / 1e6
-    links = _Links(swarm.tokens_per_second, swarm.latency, *mbps, swarm.topology)
-    peers = range(swarm.peers)
-    of_peers = dict.fromkeys(peers, tokens), dict.fromkeys(peers, _message(swarm, method))
-    merged = _merged(swarm, method)
-    return max(arrivals(links, peers, *of_peers, method.overlapped, merged).values())
-
-
-# ---- Failures ----
-
-
-def available(mtbf: float, restart: float) -> float:
-    """Return the projected share of time that a peer is up: mtbf / (mtbf + restart)."""
-    return mtbf / (mtbf + restart)
-
-
-def quorum(peers: int, share: float, present: float) -> float:
-    """Return the projected probability that at least `share` of the peers are up at a time."""
-    return at_least(math.ceil(share * peers - 1e-9), peers, present)
 
 
 def at_least(least: int, peers: int, present: float) -> float:
@@ -180,11 +154,3 @@ def at_least(least: int, peers: int, present: float) -> float:
         return math.exp(ways + k * up + (peers - k) * down)
 
     return min(1.0, math.fsum(chance(k) for k in range(max(0, least), peers + 1)))
-
-
-def all_or_nothing(peers: int, mtbf: float, restart: float) -> float:
-    """Return the share of time spent training if each failure of a peer stops all of them.
-
-    1 / (1 + peers * restart / mtbf): as one machine that fails as often as all of them together.
-    """
-    return 1 / (1 + peers * restart / mtbf)

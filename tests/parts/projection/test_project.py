@@ -8,16 +8,8 @@ import typer
 from typer.testing import CliRunner
 
 from lockstep.methods import CARDS
-from parts.projection.commands import bits_per_second, lines, seconds
-from parts.projection.project import (
-    METHODS,
-    PlannedSwarm,
-    all_or_nothing,
-    at_least,
-    available,
-    project,
-    quorum,
-)
+from parts.projection.commands import lines, mbps, seconds
+from parts.projection.project import METHODS, PlannedSwarm, at_least, project
 from pipeline import __main__ as command_line
 from tests.errors import check_names, refused
 
@@ -27,9 +19,9 @@ SWARM = PlannedSwarm(
     batch=4e6,
     tokens=2e10,
     flops=4e14,
-    uplink=1e9,
-    downlink=1e9,
-    latency=1.0,
+    upload_mbps=1000.0,
+    download_mbps=1000.0,
+    latency_seconds=1.0,
     mtbf=43_200,
     restart=180,
     quorum=0.8,
@@ -49,7 +41,7 @@ def test_a_dense_round_takes_what_is_counted_by_hand():
     assert found.seconds == pytest.approx(whole)
     assert found.utilisation == pytest.approx(seconds_trained / whole, rel=1e-6)
     steps = 2e10 / 4e6
-    present = available(43_200, 180)
+    present = 43_200 / 43_380
     others = at_least(6, 7, present)  # beside this peer, of 7 that are needed
     hours = steps * whole / 3600 / present / others / math.exp(-whole / 43_200)
     assert found.hours == pytest.approx(hours, rel=1e-6)
@@ -78,16 +70,17 @@ def test_local_steps_hide_links_and_topologies_change_bytes():
 @pytest.mark.parametrize("present", [0.5, 0.9, 0.999])
 def test_the_quorum_is_the_binomial_sum(present):
     expected = sum(math.comb(20, k) * present**k * (1 - present) ** (20 - k) for k in range(16, 21))
-    assert quorum(20, 0.8, present) == pytest.approx(expected, rel=1e-9)
-    assert quorum(20, 0.0, present) == pytest.approx(1.0)
-    assert quorum(20, 1.0, 1.0) == 1.0
+    assert SWARM._replace(peers=20, quorum=0.8).needed == 16
+    assert at_least(16, 20, present) == pytest.approx(expected, rel=1e-9)
+    assert at_least(0, 20, present) == pytest.approx(1.0)
+    assert at_least(20, 20, 1.0) == 1.0
 
 
 def test_one_machine_of_many_chips_fails_as_often_as_they_do_together():
     """So M learners train as one with a share of 1 / M of the chips."""
     for chips in (1, 125):
-        alone = available(43_200 / chips, 180)
-        assert all_or_nothing(chips, 43_200, 180) == pytest.approx(alone)
+        alone = SWARM._replace(mtbf=43_200 / chips).present
+        assert SWARM._replace(peers=chips).all_or_nothing == pytest.approx(alone)
 
 
 def test_a_peer_that_fails_loses_its_round_so_long_rounds_lose_more():
@@ -122,7 +115,7 @@ def test_the_table_says_what_it_rests_on():
 )
 def test_a_wrong_quantity_is_one_line(text):
     with refused("--uplink", text):
-        bits_per_second("--uplink", text)
+        mbps("--uplink", text)
     with refused("--mtbf", text):
         seconds("--mtbf", text)
 
@@ -146,10 +139,7 @@ def test_numbers_may_have_units():
 
 def test_quantities_have_units():
     assert (seconds("--mtbf", "12h"), seconds("--restart", "1.5m")) == (43_200, 90)
-    assert (bits_per_second("--uplink", "100Mbps"), bits_per_second("--uplink", "2gbps")) == (
-        1e8,
-        2e9,
-    )
+    assert [mbps("--uplink", text) for text in ("500kbps", "100Mbps", "2gbps")] == [0.5, 100, 2000]
 
 
 def test_the_command_answers_for_each_method():

@@ -289,9 +289,7 @@ def test_newer_addresses_take_the_place_of_those_that_ended(lab, bucket):
     store.names(layout.round_folder(STEP))
     assert abs(endpoint.until - time.time() - HOUR) < 60
     assert sign_ahead(lab, [READER], STEPS, 3 * HOUR, LAB) == ["addresses/007/00001.sealed"]
-    assert (
-        "X-Amz-Expires=3600" in endpoint.find(StoreRequest("PUT", PAYLOAD, 5000))
-    )  # still holds
+    assert "X-Amz-Expires=3600" in endpoint.find(StoreRequest("PUT", PAYLOAD, 5000))  # still holds
     with an_hour_later():
         assert store.create(PAYLOAD, b"p" * 5000)
     assert endpoint.until > time.time() + 2 * HOUR
