@@ -4,10 +4,10 @@ It sees one endpoint, for a second: a store may keep it there and break it betwe
 """
 
 import secrets
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from threading import Barrier
-from typing import NamedTuple
+from typing import Any
 
 from lockstep.errors import LockstepError
 from parts.volunteers.store.s3 import SOON, S3Endpoint
@@ -19,17 +19,6 @@ NAMES, WRITERS = 20, 8
 FORBIDDEN = 403
 CONTENT = b"probe"
 ANY = set(range(200, 600)) - web.BUSY  # statuses that are an answer
-
-
-class Trial(NamedTuple):
-    """A request that probes a store by an address that was signed for another one."""
-
-    what: str
-    verb: str
-    url: str
-    headers: dict[str, str]
-    content: bytes | None
-    expected: int  #: Status.
 
 
 def probe(store: Store) -> None:
@@ -77,40 +66,32 @@ def _race(store: Store, folder: str) -> None:
 
 
 def _try_addresses(store: WebStore, endpoint: S3Endpoint, folder: str) -> None:
-    """Probe addresses for what they were not signed for."""
-    for trial in _trials(endpoint, folder):
-        status = _status(store, trial)
-        if status != trial.expected:
+    """Probe addresses for what they were signed for, and for what they were not."""
+    asks = StoreRequest("PUT", f"{folder}/signed", len(CONTENT)), StoreRequest("LIST", f"{folder}/")
+    put, listing = endpoint.sign(asks, SOON)
+    renamed = put.replace("/signed?", "/another?")
+    others = listing.replace(folder.replace("/", "%2F"), "probe%2Fother")
+    for what, verb, url, headers, content, expected in (
+        ("a signed address with another name", "PUT", renamed, IF_FREE, CONTENT, FORBIDDEN),
+        ("a signed address without its condition", "PUT", put, {}, CONTENT, FORBIDDEN),
+        ("a signed address with another length", "PUT", put, IF_FREE, CONTENT * 2, FORBIDDEN),
+        ("a signed address with another verb", "DELETE", put, IF_FREE, None, FORBIDDEN),
+        ("a signed address", "PUT", put, IF_FREE, CONTENT, 200),
+        ("a signed address a second time", "PUT", put, IF_FREE, CONTENT, TAKEN),
+        ("a signed listing", "GET", listing, {}, None, 200),
+        ("a signed listing of other names", "GET", others, {}, None, FORBIDDEN),
+    ):
+        request = web.Request(url, {}, store.address, "an answer", pushes=True)
+        arguments = verb, request, store.network, headers, ANY, content
+        status = limits.call(partial(_status, *arguments), store.network)
+        if status != expected:
             raise LockstepError(
-                f"{store.address}: answers {status} to {trial.what}, expected {trial.expected}: "
-                "the store must accept an address only for what its owner signed"
+                f"{store.address}: answers {status} to {what}, expected {expected}: the store must "
+                "accept an address only for what its owner signed"
             )
 
 
-def _trials(endpoint: S3Endpoint, folder: str) -> Iterator[Trial]:
-    size = len(CONTENT)
-    asks = [StoreRequest("PUT", f"{folder}/signed", size), StoreRequest("LIST", f"{folder}/")]
-    put, listing = endpoint.sign(asks, SOON)
-    renamed, condition = put.replace("/signed?", "/another?"), IF_FREE
-    others = listing.replace(folder.replace("/", "%2F"), "probe%2Fother")
-    address = "a signed address"
-    yield Trial(f"{address} with another name", "PUT", renamed, condition, CONTENT, FORBIDDEN)
-    yield Trial(f"{address} without its condition", "PUT", put, {}, CONTENT, FORBIDDEN)
-    yield Trial(f"{address} with another length", "PUT", put, condition, CONTENT * 2, FORBIDDEN)
-    yield Trial(f"{address} with another verb", "DELETE", put, condition, None, FORBIDDEN)
-    yield Trial(address, "PUT", put, condition, CONTENT, 200)
-    yield Trial(f"{address} a second time", "PUT", put, condition, CONTENT, TAKEN)
-    yield Trial("a signed listing", "GET", listing, {}, None, 200)
-    yield Trial("a signed listing of other names", "GET", others, {}, None, FORBIDDEN)
-
-
-def _status(store: WebStore, trial: Trial) -> int:
-    """Return the status of a probed store's answer; of a lost answer, that of another attempt."""
-    request = web.Request(trial.url, {}, store.address, "an answer", pushes=True)
-
-    def ask() -> int:
-        arguments = trial.verb, request, store.network, trial.headers, ANY, trial.content
-        with web.opened(*arguments) as answer:
-            return answer.status
-
-    return limits.call(ask, store.network)
+def _status(*arguments: Any) -> int:
+    """Return the status of a probed store's answer to a request, see `web.opened`."""
+    with web.opened(*arguments) as answer:
+        return answer.status
