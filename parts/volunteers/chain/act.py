@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 
 from parts.volunteers import layout
 from parts.volunteers.bodies import MessageRecord
-from parts.volunteers.chain.links import Head, RoundLink, SlotContent
-from parts.volunteers.chain.turns import Turns
+from parts.volunteers.chain.links import Head, RoundLink, SlotContent, Turns
 from parts.volunteers.store.patient_store import LONGEST
 
 EARLIER = 2.0  # seconds: the store's times are whole seconds, and one more

@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 from lockstep.protocol import driver
 from lockstep.protocol.driver import RunProgress
 from parts.volunteers import layout
-from parts.volunteers.chain import links, turns
+from parts.volunteers.chain import links
 from parts.volunteers.chain.act import Adopt, End, Look, Put, RoundRead, Wait, act
 from parts.volunteers.chain.links import AskedLink, FalseLinkError, Head
 from parts.volunteers.store.patient_store import Waits
@@ -126,7 +126,7 @@ class BeginningLinks(RoundLinks[Began]):
         read, chain = self.read, self.chain
         self.joins = chain.notices(self.list(), "join")
         slots, terms = chain.document.slots, chain.terms
-        read.turns = turns.turns_to_begin(self.progress, self.joins, read.head, terms, slots)
+        read.turns = links.turns_to_begin(self.progress, self.joins, read.head, terms, slots)
         if read.turns is not None and read.begun is None:
             # more time has passed since enough had asked, and since the link before
             read.begun = now + max(1.0, terms.extra) + 1
@@ -137,7 +137,7 @@ class BeginningLinks(RoundLinks[Began]):
         content, order, head = self.read.links[peer], self.read.turns, self.read.head
         assert order is not None
         times = content.stored.seconds, order.since
-        before, must = (turns.put_before(seconds, self.joins) for seconds in times)
+        before, must = (links.put_before(seconds, self.joins) for seconds in times)
         progress = links.check_asked(content.body, head, self.progress, before, must)
         owed = tuple(sorted({*head.owed, *self.read.refused}))
         self.chain.head = Head(content.sha256, content.stored.seconds, owed=owed)
@@ -148,7 +148,7 @@ class BeginningLinks(RoundLinks[Began]):
         read, me, order = self.read, self.read.me, self.read.turns
         assert me is not None and order is not None
         begins = order.since + int(order.delay(me))  # so the link is put later
-        asked = driver.may_ask(self.progress, turns.put_before(begins, self.joins))
+        asked = driver.may_ask(self.progress, links.put_before(begins, self.joins))
         previous = read.head.sha256
         return AskedLink(
             run=self.chain.run, round=read.step, peer=me, previous=previous, asked=asked

@@ -16,9 +16,8 @@ from lockstep.wire.exchange import Asked
 from parts.volunteers import layout
 from parts.volunteers.chain import links
 from parts.volunteers.chain.act import End
-from parts.volunteers.chain.links import FalseLinkError, Head, RoundLink, SlotContent
+from parts.volunteers.chain.links import FalseLinkError, Head, RoundLink, SlotContent, Turns
 from parts.volunteers.chain.payloads import Expected
-from parts.volunteers.chain.turns import Turns, in_order, put_before, turns_to_close
 from parts.volunteers.store.patient_store import Waits
 from parts.volunteers.training.links import BeginningLinks, RoundLinks, adopt
 from parts.volunteers.training.messages import OwnPart, RoundMessages, RoundResult, Settling
@@ -164,14 +163,14 @@ class ClosingLinks(RoundLinks[Taken]):
     def _turns(self) -> Turns:
         """Return the turns to close the round over the store, by what was read of it."""
         head, terms, slots = self.read.head, self.chain.terms, self.chain.document.slots
-        return turns_to_close(self.round, self.messages.shown, head, terms, slots)
+        return links.turns_to_close(self.round, self.messages.shown, head, terms, slots)
 
     def _likely_turns(self) -> Turns:
         """Return the turns to close the round if all messages come, while nobody knows whether."""
         if self.read.begun is not None:
             return self._turns()
         members, all_slots = self.round.peers, range(self.chain.document.slots)
-        order = in_order(self.round.seed, self.round.assignment, members, all_slots)
+        order = links.in_order(self.round.seed, self.round.assignment, members, all_slots)
         return Turns(order, 0, self.chain.terms.turn)
 
     def _is_closed_without(self, peer: int) -> bool:
@@ -282,7 +281,7 @@ class ClosingLinks(RoundLinks[Taken]):
         A link that names a later one is false for ever, no matter who reads it when.
         """
         names = [layout.of_peer(self.round.step, peer, what) for peer in peers]
-        return put_before(before, self.chain.notices(names, what, self.at))
+        return links.put_before(before, self.chain.notices(names, what, self.at))
 
     def _leaves(self, peers: Iterable[int], before: float) -> list[int]:
         state = self.progress.state

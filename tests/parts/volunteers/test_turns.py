@@ -4,10 +4,9 @@ import pytest
 
 from lockstep.protocol import driver
 from lockstep.protocol.consensus import SharedStore
-from parts.volunteers.chain import links, turns
-from parts.volunteers.chain.links import AskedLink, FalseLinkError
+from parts.volunteers.chain import links
+from parts.volunteers.chain.links import AskedLink, FalseLinkError, Turns
 from parts.volunteers.chain.payloads import Refused
-from parts.volunteers.chain.turns import Turns
 from tests.lockstep.protocol.driver.driven_run import LONG, started
 from tests.parts.volunteers.test_links import ALL, HEAD, MOST, ROUND, RUN, TERMS, counted
 
@@ -24,27 +23,27 @@ def test_a_link_counts_from_its_turn_on():
 def test_turns_begin_with_the_last_message_or_when_the_round_is_over():
     late = ALL | {1: counted(1, 17)}
     for shown, since in ((ALL, 5), (late, 17), (MOST, 40), ({}, 40)):
-        found = turns.turns_to_close(ROUND, shown, HEAD, TERMS, 8)
+        found = links.turns_to_close(ROUND, shown, HEAD, TERMS, 8)
         assert (found.since, sorted(found.order)) == (HEAD.seconds + since, [*range(8)])
     rejected = MOST | {3: Refused("base", 21, "33" * 32)}
-    assert turns.turns_to_close(ROUND, rejected, HEAD, TERMS, 8).since == HEAD.seconds + 21
+    assert links.turns_to_close(ROUND, rejected, HEAD, TERMS, 8).since == HEAD.seconds + 21
 
 
 def test_who_sent_a_message_comes_first_and_who_is_no_member_last():
-    orders = [turns.turns_to_close(ROUND, shown, HEAD, TERMS, 8).order for shown in (ALL, MOST)]
+    orders = [links.turns_to_close(ROUND, shown, HEAD, TERMS, 8).order for shown in (ALL, MOST)]
     assert {*orders[0][:5]} == {*range(5)} and {*orders[0][5:]} == {5, 6, 7}
     assert orders[1][4] == 3 and {*orders[1][:4]} == {0, 1, 2, 4}
-    assert turns.in_order(1, range(5)) != turns.in_order(2, range(5))
+    assert links.in_order(1, range(5)) != links.in_order(2, range(5))
 
 
 def test_a_run_waits_until_a_second_after_enough_have_asked():
     waiting, _ = driver.next_round(started(LONG, 6, reports=SharedStore()))
     joins = {0: 1_001, 3: 1_009, 1: 1_002, 2: 1_009, 4: 1_003, 5: 1_030}
-    found = turns.turns_to_begin(waiting, joins, HEAD, TERMS, 6)
+    found = links.turns_to_begin(waiting, joins, HEAD, TERMS, 6)
     assert (found.since, found.order[-1]) == (1_010, 5)
-    assert turns.turns_to_begin(waiting, dict.fromkeys(range(5), 1), HEAD, TERMS, 6).since == 1_003
-    assert turns.turns_to_begin(waiting, dict.fromkeys(range(4), 1), HEAD, TERMS, 6) is None
-    assert turns.put_before(1_009, joins) == [0, 1, 4]
+    assert links.turns_to_begin(waiting, dict.fromkeys(range(5), 1), HEAD, TERMS, 6).since == 1_003
+    assert links.turns_to_begin(waiting, dict.fromkeys(range(4), 1), HEAD, TERMS, 6) is None
+    assert links.put_before(1_009, joins) == [0, 1, 4]
 
 
 def test_a_link_names_nobody_who_asked_in_its_second_or_later():
@@ -53,7 +52,7 @@ def test_a_link_names_nobody_who_asked_in_its_second_or_later():
     link = AskedLink(run=RUN, round=1, peer=4, previous=HEAD.sha256, asked=(4,))
 
     def after(seconds):
-        joins = turns.put_before(seconds, {4: 1_005})
+        joins = links.put_before(seconds, {4: 1_005})
         return links.check_asked(link, HEAD, waiting, joins, ())
 
     assert not after(1_006).waiting
