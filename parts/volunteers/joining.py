@@ -25,7 +25,7 @@ from parts.volunteers.keys import PublicKey
 from parts.volunteers.lab import opening
 from parts.volunteers.store.probe import probe
 from parts.volunteers.store.schemes import open_store
-from parts.volunteers.stored_run import run_before
+from parts.volunteers.stored_run import stored_run
 from parts.volunteers.training.process import Onlooker
 from pipeline import runfile
 from pipeline.command_options import MOST_GB, run_stage
@@ -58,7 +58,7 @@ def follow_rounds(setup: Setup, folder: Path, key: str, onlooker: Onlooker) -> F
     Raises:
       LockstepError: The run diverged, or its store has another one.
     """
-    run, stored = setup.run, run_before(setup, onlooker)
+    run, stored = setup.run, stored_run(setup, onlooker)
     start, snapshots = stored.start, run.snapshots(stored.start.step)
     chain = stored.process.chain
     checkpoints = Checkpoints(folder / "checkpoints", run.runtime.keep_steps)

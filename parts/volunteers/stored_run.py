@@ -1,12 +1,14 @@
 """Stage train asks here who trains in a run of volunteers, and over which store."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lockstep.errors import LockstepError
-from lockstep.protocol.driver import RunProgress
-from lockstep.swarm.peers import SimulatedPeers
+from lockstep.protocol.driver import RoundSettings, RunProgress
+from lockstep.swarm.faults import FaultSchedule
+from lockstep.swarm.peers import Rows, SimulatedPeers
 from lockstep.swarm.training_loop import Start, StartingPoint
 from lockstep.transcript.entry import Entry
 from lockstep.transcript.observer import Observer
@@ -62,18 +64,24 @@ class StoredRun(Observer):
         states = self._states(folder)
         return LateJoiner(chain, states, self.setup.settings).begin(start, peers, writer)
 
-    def swarm(self, *arguments: Any, spool: Path, **more: Any) -> StoredSwarm:
-        """Return the stored run's peers, from the arguments of `Swarm`; its faults are the last."""
+    def swarm(
+        self,
+        settings: RoundSettings,
+        peers: SimulatedPeers,
+        data_of: Callable[[int], Rows],
+        faults: FaultSchedule,
+        *,
+        spool: Path,
+        **more: Any,
+    ) -> StoredSwarm:
+        """Return the stored run's peers, from the arguments of `Swarm`."""
         volunteer, chain = self.process.volunteer, self.process.chain
         if volunteer is not None:
             transcript, store = spool / "transcript", chain.store
             self.own_states = OwnStates(store, chain.run, volunteer, transcript, self.start.step)
-            lies = planted.faults_of(volunteer, chain.document, self.setup)
-            arguments = (*arguments[:-1], lies) if lies else arguments
-        takes = self.setup.run.snapshots(self.start.step).takes
-        return StoredSwarm(
-            self.process, takes, self._states(spool), *arguments, spool=spool, **more
-        )
+            faults = planted.faults_of(volunteer, chain.document, self.setup) or faults
+        own = self.process, self.setup.run.snapshots(self.start.step).takes, self._states(spool)
+        return StoredSwarm(*own, settings, peers, data_of, faults, spool=spool, **more)
 
     def saves(self) -> dict[str, Any]:
         """Return how far the stored run's links were followed, for a checkpoint."""
@@ -95,13 +103,8 @@ class StoredRun(Observer):
         return States(chain.store.store, chain.document, folder)
 
 
-def stored_run(setup: Setup) -> StoredRun:
-    """Return what a run of volunteers goes over, in a training."""
-    return run_before(setup, None)
-
-
-def run_before(setup: Setup, onlooker: Onlooker | None) -> StoredRun:
-    """Return what a run of volunteers goes over, before the eyes of an onlooker if there is one."""
+def stored_run(setup: Setup, onlooker: Onlooker | None = None) -> StoredRun:
+    """Return the run of volunteers to take part in or, with an `onlooker`, to look on."""
     run = setup.run
     if not (address := runtime_of(run).store):
         raise LockstepError(

@@ -20,7 +20,7 @@ from parts.volunteers.bodies import (
 from parts.volunteers.chain.draws import AuditDraws
 from parts.volunteers.chain.links import AskedLink, Head, RoundLink, SlotContent, Terms
 from parts.volunteers.chain.signed_rounds import SignedRounds
-from parts.volunteers.chain.statements import Admissions, collected
+from parts.volunteers.chain.statements import Admissions, collected_notices
 from parts.volunteers.keys import public_text
 from parts.volunteers.signed import opened
 from parts.volunteers.store.patient_store import PatientStore
@@ -195,8 +195,8 @@ class Chain:
         Raises:
           RequestError: They were, so nobody can follow it any more.
         """
-        last = collected(self.store, self.run, self.admissions.lab)
-        if step <= last:
+        notices = collected_notices(self.store, self.run, self.admissions.lab)
+        if step <= (last := max((notice.round for notice in notices), default=0)):
             raise RequestError(
                 f"{self.store.address}: rounds {step} to {last} can no longer be proven, since the "
                 "lab removed their payloads; expected a follower that has read them already"

@@ -116,11 +116,6 @@ class Admissions:
         return None
 
 
-def collected(store: ReadableStore, run: Hash, lab: PublicKey) -> int:
-    """Return the last round whose payloads the lab stated to be removed; 0 if all are there."""
-    return max((notice.round for notice in collected_notices(store, run, lab)), default=0)
-
-
 def collected_notices(store: ReadableStore, run: Hash, lab: PublicKey) -> Iterator[CollectedNotice]:
     """Yield the notices of the lab; what it did not sign for a name is as if it was not there."""
     for number in range(MOST_NOTICES):

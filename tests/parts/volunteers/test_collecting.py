@@ -53,7 +53,7 @@ def test_old_payloads_and_states_go_and_a_follower_says_what_it_cannot_prove(
     payloads = {f"rounds/{n:08}/{p:03}.payload" for n in (1, 2, 3) for p in range(3)}
     assert names(store) == before - payloads | {"collected/0000.json"}
     run = statements.read_run(store)[1]
-    assert statements.collected(store, run, lab.public_key()) == 3
+    assert [one.round for one in statements.collected_notices(store, run, lab.public_key())] == [3]
     with tiny.like_a_process(), pytest.raises(RequestError, match="rounds 1 to 3"):
         stored_verification.verify(store.address, tmp_path, [], print, follows=False)
 
@@ -67,6 +67,7 @@ def test_names_and_notices_of_others_neither_stop_the_lab_nor_go(tmp_path, monke
     for name in (*junk, "rounds/00000001/001.payload", "states/00000002/001/index"):
         assert store.create(name, b"x")
     assert "2 objects" in collecting.collect(store, lab)
-    assert statements.collected(store, run, lab.public_key()) == 3  # as the lab signed it
+    notices = statements.collected_notices(store, run, lab.public_key())
+    assert [one.round for one in notices] == [3]  # as the lab signed it
     left = {*store.names("rounds/"), *store.names("states/"), *store.names("own/")}
     assert left == {name for name in junk if not name.startswith("collected")}
