@@ -7,8 +7,7 @@ from parts.volunteers.bodies import MessageRecord
 from parts.volunteers.chain.act import Adopt, End, Look, Put, RoundRead, Wait, act
 from parts.volunteers.chain.links import AskedLink, SlotContent
 from parts.volunteers.store.verbs import StoredObject
-from tests.parts.volunteers.test_links import HEAD, ROUND, RUN, counted, link
-from tests.parts.volunteers.test_turns import ORDER
+from tests.parts.volunteers.test_links import HEAD, ORDER, ROUND, RUN, counted, link
 
 LONG_AGO, EVERYWHERE = -100.0, {"everywhere": True}
 JOIN, LEAVE = (layout.of_peer(1, 5, what) for what in ("join", "leave"))

@@ -1,9 +1,13 @@
-"""`lockstep volunteer join`, as two strangers type it."""
+"""`lockstep volunteer join`, as two strangers type it; and who has addresses and no share."""
 
+import json
 import subprocess
 
 import pytest
 
+from parts.volunteers.chain.statements import read_run
+from parts.volunteers.store import addresses
+from parts.volunteers.store.schemes import open_store
 from tests import tiny
 from tests.parts.volunteers import volunteering
 
@@ -13,12 +17,8 @@ pytestmark = pytest.mark.long
 def test_two_strangers_join_and_end_with_the_same_rounds(tmp_path):
     address, started = volunteering.opened(tmp_path, 2, config__total_steps=3), []
     for peer in range(2):
-        arguments = [
-            "--root",
-            tmp_path / f"new{peer}",
-            "--key",
-            tmp_path / f"{peer:03}" / "key.pem",
-        ]
+        arguments = ["--root", tmp_path / f"new{peer}"]
+        arguments += ["--key", tmp_path / f"{peer:03}" / "key.pem"]
         environment = tiny.environment(tiny.PROJECT)
         environment.pop("GLIBC_TUNABLES", None)  # a user has none: the command begins anew
         with open(tmp_path / f"new{peer}.txt", "wb") as file:
@@ -34,3 +34,19 @@ def test_two_strangers_join_and_end_with_the_same_rounds(tmp_path):
         said = (tmp_path / f"new{peer}.txt").read_text()
         assert said.count("join: ") == 1
         assert f"peer {peer} runs on" in said and f"peer {1 - peer} runs on" not in said
+
+
+def test_bytes_that_nobody_signed_hold_no_round_up(tmp_path):
+    last, names = 4, ("000", "001", "follower")
+    address = volunteering.opened(tmp_path, 3, config__init_min_clients=2, config__total_steps=last)
+    store = open_store(address)
+    reader = addresses.AddressReader(2, None, "", read_run(store)[0])
+    for step in range(1, last + 1):  # all that peer 2 has addresses for
+        for ask in addresses.own_puts(reader, step):
+            assert store.create(ask.name, b"x" * ask.size)
+    started = [volunteering.train(tmp_path, name) for name in names]
+    assert volunteering.ended(started, 240) == [0] * len(names), volunteering.output(tmp_path)
+    found = {(volunteering.transcript(tmp_path, n) / "rounds.jsonl").read_text() for n in names}
+    assert len(found) == 1
+    applied = [json.loads(line)["decision"]["applied"] for line in found.pop().splitlines()]
+    assert applied == [[0, 1]] * last
