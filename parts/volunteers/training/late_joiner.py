@@ -49,12 +49,7 @@ class LateJoiner:
 
     def begin(self, start: StartingPoint, peers: SimulatedPeers, writer: Writer) -> StartingPoint:
         """Return where a late joiner begins, after the newest state that is there; or `start`."""
-        passed = list[Passed]()
-        try:
-            for one in self._closed_rounds(start.progress, peers.params_hash()):
-                passed.append(one)  # noqa: PERF402 - those before one that cannot follow count
-        except ValueError as error:
-            log.warning(f"train: a link in the store does not follow: {error}")
+        passed = [*self._passed(start.progress, peers.params_hash())]
         while passed and not self._is_trained_on(passed[-1]):
             passed.pop()
         # another link names all but the last
@@ -98,8 +93,15 @@ class LateJoiner:
             signed += bool(record and (record.span, record.base) == (span, passed.link.params))
         return signed >= chain.min_clients
 
+    def _passed(self, progress: RunProgress, params: str) -> Iterator[Passed]:
+        """Yield the rounds closed before a late joiner came, up to a link that cannot follow."""
+        try:
+            yield from self._closed_rounds(progress, params)
+        except ValueError as error:
+            log.warning(f"train: a link in the store does not follow: {error}")
+
     def _closed_rounds(self, progress: RunProgress, params: str) -> Iterator[Passed]:
-        """Yield the rounds closed before a late joiner came.
+        """Yield the rounds closed before a late joiner came, as `_passed` does.
 
         Raises:
           ValueError: A link says what no run allows.
