@@ -179,8 +179,9 @@ def read(path: Path, keys: Sequence[Path], weights: Sequence[Path]) -> Verified:
     One of the public `keys` has to have signed it, as a sigstore bundle; without any, nobody is
     known to have. The files of `weights` have to be those that it is about.
     """
-    if absent := [file for file in (path, *weights) if not file.is_file()]:
-        raise RequestError(f"{absent[0]}: no such file, expected one")
+    if bad := next((file for file in (path, *weights) if not file.is_file()), None):
+        found = "not a regular file" if bad.exists() else "no such file"
+        raise RequestError(f"{bad}: {found}, expected one")
     with expecting(path, "an attestation of `lockstep verify --attest`", *NONE_OF_OURS):
         document = loads(content := read_bytes(path, MOST_BYTES))
         why_not, signer = ["it is not signed: anybody can have written it"], None

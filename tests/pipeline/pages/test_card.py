@@ -222,9 +222,9 @@ def test_who_was_caught_and_discarded_is_named(tmp_path):
 def test_labels_are_no_tokens_and_arrays_have_words(tmp_path, monkeypatch):
     render, seen = card.render, []
     monkeypatch.setattr(card, "render", lambda facts: seen.append(facts) or render(facts))
-    make(tmp_path)
+    folder = make(tmp_path).out("export")  # where it was built is no more
     for said, more in (("50 ", {"columns": ["inputs", "labels"]}), ("100 words", {"rows": 0})):
-        rows = cells(render(seen[0]._replace(shards=seen[0].shards | more)))
+        rows = cells(render(seen[0]._replace(folder=folder, shards=seen[0].shards | more)))
         assert rows["train split"].startswith(said)
 
 
