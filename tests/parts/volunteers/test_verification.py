@@ -35,8 +35,7 @@ def verify(store, root, *replays, follows=False):
 
 
 def followed(store, root):
-    with tiny.like_a_process():
-        return joining.follow(f"file://{store}", root, Onlooker(False, bool))
+    return joining.follow(f"file://{store}", root, Onlooker(False, bool))
 
 
 def test_drawn_windows_of_honest_peers_are_repeated_bit_for_bit(store, tmp_path):
@@ -74,7 +73,8 @@ def test_window_is_repeated_only_from_the_state_that_its_peer_committed_to(
 
 def test_peer_that_does_not_show_its_state_in_time_is_named(store, tmp_path):
     (store / layout.of_peer(3, 1, "shown")).unlink()
-    setup, transcript, chain, _ = followed(store, tmp_path)
+    with tiny.like_a_process():
+        setup, transcript, chain, _ = followed(store, tmp_path)
 
     def states():
         audits = audit_states(setup, transcript, chain)
@@ -93,9 +93,9 @@ def test_window_of_another_machine_is_not_comparable_and_accuses_nobody(store, t
         others = {p: replace(one, environment="ab" * 32) for p, one in messages}
         return entry.model_copy(update={"evidence": replace(entry.evidence, messages=others)})
 
-    setup, transcript, chain, _ = followed(store, tmp_path)
-    transcript.__dict__["rounds"] = [*map(elsewhere, transcript.rounds)]
     with tiny.like_a_process():
+        setup, transcript, chain, _ = followed(store, tmp_path)
+        transcript.__dict__["rounds"] = [*map(elsewhere, transcript.rounds)]
         one = replay(setup, transcript, chain, ReplayRequest(1, 0))
     assert (one.messages, one.findings) == (3, [])
     assert "abababababab is another machine than this" in one.why
