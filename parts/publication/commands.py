@@ -435,10 +435,10 @@ def _verify_stored(context: typer.Context, limits: "Limits") -> "Verified | None
             _refuse_but(part.OPTIONS, context)
             out = sys.stdout
             with redirect_stdout(StagesAgain(sys.stderr)):
-                say = partial(print, file=sys.stderr if asked["as_json"] else out, flush=True)
+                tell = partial(print, file=sys.stderr if asked["as_json"] else out, flush=True)
+                say = tell if follow else bool
                 how = {"follows": follow, "key": asked["key"], **limits._asdict()}
                 try:
-                    say = say if follow else bool
                     return Verified(*part.verify(source, asked["root"], replays, say, **how))
                 except OSError as error:  # of a store it would be a line of its own
                     raise UnfinishedError(f"{error.filename}: {error.strerror}") from error

@@ -26,6 +26,7 @@ runpy.run_module("pipeline", run_name="__main__", alter_sys=True)
 """
 NO_AVX512 = "glibc.cpu.hwcaps=-AVX512F,-AVX512VL,-AVX512BW,-AVX512CD,-AVX512DQ"
 GLIBC = {"": "", "AVX2": NO_AVX512, "SSE4_2": f"{NO_AVX512},-AVX2,-AVX,-FMA,-BMI2"}
+# Two devices of one program leave threads to spare.
 FUSED, ALONE = {"layout": "shard_map", "threads": 5}, {"threads": 1}
 
 
