@@ -41,7 +41,8 @@ from pipeline.stage.keys import PINS, STAGES, pinned, tracked, upstream
 from pipeline.stage.untrusted_files import load_yaml
 from pipeline.toml_file import value_at
 
-NOT_AS_WRITTEN = (AttributeError, KeyError, TypeError, ValueError)  # of a stranger's record
+# Of a stranger's record.
+NOT_AS_WRITTEN = (ArithmeticError, AttributeError, KeyError, TypeError, ValueError)
 MOST_CARD_BYTES = 2**20  # it is parsed
 FENCE, INDEX = "---\n", "model-index"
 

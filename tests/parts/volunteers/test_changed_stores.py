@@ -20,8 +20,8 @@ from lockstep.errors import LockstepError, RequestError
 from parts.publication import commands
 from parts.volunteers import keys, layout, stored_verification
 from parts.volunteers.bodies import MessageRecord
+from parts.volunteers.replaying import ReplayRequest
 from parts.volunteers.signed import sign, unsigned
-from parts.volunteers.stored_verification import ReplayRequest
 from pipeline.net import limits
 from tests import tiny
 from tests.parts.publication.published_run import print_of

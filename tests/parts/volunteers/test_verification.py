@@ -12,9 +12,9 @@ from lockstep.errors import LockstepError, RequestError
 from parts.volunteers import joining, keys, layout, stored_verification
 from parts.volunteers.bodies import Admission, ShownState
 from parts.volunteers.lab import opening
+from parts.volunteers.replaying import ReplayRequest, audit_states, replay
 from parts.volunteers.signed import sign, unsigned
 from parts.volunteers.store.schemes import open_store
-from parts.volunteers.stored_verification import ReplayRequest, audit_states, replay
 from parts.volunteers.training.process import Onlooker
 from tests import tiny
 from tests.parts.publication.published_run import print_of
