@@ -30,6 +30,7 @@ from lockstep.programs.local_training import (
 from lockstep.programs.placement import DeviceGroup, keep_cut
 from lockstep.programs.task import Task
 from lockstep.same_bits.evaluation import same_bits, without_rule
+from lockstep.same_bits.operations import hash_of_operations
 from lockstep.same_bits.products import OneFlipped, Product
 from lockstep.tables.faults import Schedule
 from lockstep.wire.facts import MessageFacts, facts_of
@@ -168,13 +169,36 @@ class Programs:
     @cached_property
     def unruled(self) -> frozenset[str]:
         """Operations of the program `receive` whose bits another machine may not repeat."""
-        like = self.form.like
-        messages = jax.tree.map(lambda x: jax.ShapeDtypeStruct((2, *x.shape), x.dtype), like)
-        per_peer, step = jax.ShapeDtypeStruct((2,), np.int32), jax.ShapeDtypeStruct((), np.int32)
-        shared = jax.eval_shape(self.optimizer.init, self.task.shapes)[1]
-        peers = RoundPeers(per_peer, per_peer, per_peer)
-        arguments = (messages, peers, self.task.shapes, shared, step)
-        return without_rule(self.update_of_all, *arguments)
+        return without_rule(self.update_of_all, *self._shapes_of_update(2))
+
+    def operations(self, rows_MB: Tree, peers: int) -> list[str]:
+        """Return hashes of the operations of a round by rules, from which its bits follow.
+
+        They are those of a peer's step on such rows, or their shapes, of its alignment, of the
+        update by messages of so many peers, and of what is measured.
+        """
+        step, scalar = self._shapes_of_step(rows_MB), jax.ShapeDtypeStruct((), np.int32)
+        rows_B = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), rows_MB)
+        params, own, *_ = step
+        return [
+            hash_of_operations(self.peer_step, *step),
+            hash_of_operations(self.align, own, params, scalar),
+            hash_of_operations(self.receive, *self._shapes_of_update(peers)),
+            hash_of_operations(self.steps.measure, params, rows_B),
+        ]
+
+    def _shapes_of_step(self, rows_MB: Tree) -> tuple[Tree, ...]:
+        scalar = jax.ShapeDtypeStruct((), np.int32)
+        own, shared = jax.eval_shape(self.optimizer.init, self.task.shapes)
+        return self.task.shapes, own, shared, rows_MB, scalar, scalar
+
+    def _shapes_of_update(self, peers: int) -> tuple[Tree, ...]:
+        of_all = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct((peers, *x.shape), x.dtype), self.form.like
+        )
+        per_peer = jax.ShapeDtypeStruct((peers,), np.int32)
+        params, _, shared, *_, step = self._shapes_of_step(())
+        return of_all, RoundPeers(per_peer, per_peer, per_peer), params, shared, step
 
     def check_rules(self, row: Tree, where: str, faults: Schedule) -> None:
         """Check that each operation of a step by rules has a rule, and each flipped product is one.
@@ -193,11 +217,9 @@ class Programs:
 
     def unruled_in_a_step(self, row: Tree) -> frozenset[str]:
         """Return operations of a peer's step whose bits another machine may not repeat."""
-        steps, scalar = self.lots.steps, jax.ShapeDtypeStruct((), np.int32)
+        steps = self.lots.steps
         rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((steps, 1, *x.shape), x.dtype), row)
-        own, shared = jax.eval_shape(self.optimizer.init, self.task.shapes)
-        arguments = (self.task.shapes, own, shared, rows, scalar, scalar)
-        return without_rule(self._step_of_a_peer, *arguments)
+        return without_rule(self._step_of_a_peer, *self._shapes_of_step(rows))
 
     def large(self, peers: int) -> bool:
         """Return whether the messages of so many peers are too large for programs to hold here.

@@ -70,12 +70,13 @@ def _equations(jaxpr: Jaxpr) -> Iterator[Any]:
     """Yield the equations of a jaxpr and of those within it."""
     for equation in jaxpr.eqns:
         yield equation
-        for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_jaxpr):
-            if _is_jaxpr(inner):
-                yield from _equations(_closed(inner).jaxpr)
+        for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=is_program):
+            if is_program(inner):
+                yield from _equations(closed_program(inner).jaxpr)
 
 
-def _is_jaxpr(value: Any) -> bool:
+def is_program(value: Any) -> bool:
+    """Return whether a setting of an equation is a program of its own."""
     return isinstance(value, (ClosedJaxpr, Jaxpr))
 
 
@@ -124,7 +125,7 @@ class _ByTheRules(Evaluation):
             if settings.get("differentiated") and settings["prevent_cse"]:
                 inputs = lax.optimization_barrier(inputs)  # or it is computed once, and kept
             inner = next(settings[key] for key in ("jaxpr", "call_jaxpr") if key in settings)
-            return self.run(_closed(inner), inputs)
+            return self.run(closed_program(inner), inputs)
         if name == "scan":
             return self._scan(equation, inputs)
         if name == "while":
@@ -153,11 +154,8 @@ class _ByTheRules(Evaluation):
 
     def _scan(self, equation: Any, inputs: list[Any]) -> list[Any]:
         settings, body = equation.params, equation.params["jaxpr"]
-        # versions of JAX count them differently: rows have one more axis than inside
-        rows = sum(_ranks_differ(equation.invars, body.jaxpr.invars))
-        carried = len(equation.outvars) - sum(_ranks_differ(equation.outvars, body.jaxpr.outvars))
-        last = len(inputs) - rows
-        first = last - carried
+        first, last = carry_of_scan(equation)
+        carried = last - first
 
         def step(carry: list[Any], row: list[Any]) -> tuple[list[Any], list[Any]]:
             results = self.run(body, [*inputs[:first], *carry, *row])
@@ -203,9 +201,21 @@ def _bound(equation: Any, *inputs: Any) -> list[Any]:
     return results if equation.primitive.multiple_results else [results]
 
 
+def carry_of_scan(equation: Any) -> tuple[int, int]:
+    """Return which inputs of a scan are carried: from the first on, up to the last.
+
+    Versions of JAX count them differently; rows have one more axis than inside.
+    """
+    body = equation.params["jaxpr"].jaxpr
+    last = len(equation.invars) - sum(_ranks_differ(equation.invars, body.invars))
+    stacked = sum(_ranks_differ(equation.outvars, body.outvars))
+    return last - (len(equation.outvars) - stacked), last
+
+
 def _ranks_differ(outside: Sequence[Any], inside: Sequence[Any]) -> list[bool]:
     return [a.aval.ndim != b.aval.ndim for a, b in zip(outside, inside, strict=True)]
 
 
-def _closed(jaxpr: Any) -> Any:
-    return ClosedJaxpr(jaxpr, ()) if isinstance(jaxpr, Jaxpr) else jaxpr
+def closed_program(jaxpr: Any) -> Any:
+    """Return a jaxpr with its constants: some versions of JAX have a type of its own for one."""
+    return jaxpr if hasattr(jaxpr, "consts") else ClosedJaxpr(jaxpr, ())

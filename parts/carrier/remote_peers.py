@@ -32,6 +32,7 @@ from parts.carrier.handlers import SHARDS, leaves, tables_for_a_process, trees_o
 from parts.carrier.requests import OPERATIONS, FrameError, Hashed, PeerRequest, checked
 from parts.carrier.tables import runtime_of
 from pipeline.stage import signals
+from pipeline.stage.devices import describe_programs
 from pipeline.start.set_up import Setup
 
 LOSS_LIKE = np.zeros((), np.float32)  # a loss's dtype and shape
@@ -417,7 +418,8 @@ class RemotePeers:
         request = PeerRequest(create, [*leaves(params), *leaves(shared), *more])
         self.absent -= peers
         created = self.ask(dict.fromkeys(sorted(peers), request))
-        ours = self.setup.environment(self.run.peers.processes)
+        by_rules = self.run.peers.bits == "everywhere"
+        ours = describe_programs() if by_rules else self.setup.environment(self.run.peers.processes)
         for peer, answer in created.items():
             theirs = answer.values.environment
             differs = [name for name in ours if theirs.get(name) != ours[name]]

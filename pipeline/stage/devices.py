@@ -218,16 +218,18 @@ def check_by_rules(here: Mapping[str, str], trained: Mapping[str, str], repeated
     repeated.
 
     Raises:
-      RequestError: It was trained with another JAX than is here.
+      RequestError: Its steps were other operations than here.
       LockstepError: No such run says this.
     """
     expects = f"with {BY_RULES}"
     if found := difference(here, trained):
         name, value, theirs = found
-        kind = RequestError if name == "jax" and theirs else LockstepError
-        raise kind(
+        elsewhere = name in ("operations", "jax") and theirs
+        raise (RequestError if elsewhere else LockstepError)(
             f"header.json: environment.{name} is {brief(repr(theirs))}, expected "
             f"{brief(repr(value))} as here, {expects}"
+            + "; another version of JAX or Lockstep may have other operations"
+            * bool(elsewhere)
         )
     if not repeated:
         raise LockstepError(f"header.json: bitwise is false, expected true {expects}")

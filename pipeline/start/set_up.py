@@ -2,7 +2,7 @@
 
 import logging
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import jax
@@ -10,24 +10,30 @@ import numpy as np
 
 from lockstep.errors import LockstepError
 from lockstep.files import read_json
+from lockstep.machine.jax_settings import other_settings
 from lockstep.programs.columns import Column
 from lockstep.programs.local_training import Work
 from lockstep.programs.placement import device_groups
 from lockstep.programs.replica import Replica
 from lockstep.programs.train_step import PeerResult, Programs
+from lockstep.protocol.attestation import Hash
 from lockstep.protocol.driver import RoundSettings
+from lockstep.same_bits.operations import hash_of_operations
 from lockstep.swarm.peers import Rows, work_of
 from lockstep.swarm.training_loop import Start
 from lockstep.transcript.state import State
 from lockstep.transcript.trees import load_nested, load_tree, tree_hash
 from pipeline import runfile
 from pipeline.stage import devices
+from pipeline.stage.keys import digest
 from pipeline.start.round_settings import round_settings
 from pipeline.subject import Model, Subject, programs_of, subject_of
 from pipeline.tokens.ids import check_ids
 from pipeline.tokens.sequences import Sequences
 from pipeline.tokens.shards import read_shards
+from pipeline.weights import hf
 from pipeline.weights.earlier_run import EARLIER, trained_steps
+from pipeline.weights.fresh import fresh_params
 
 log = logging.getLogger(__name__)
 
@@ -60,10 +66,24 @@ class Setup:
         """Return the work of a peer in the set-up run that is assigned the rows of `span`."""
         return work_of(self.settings, self.programs, self.data, span, trainers)
 
+    @cached_property
+    def operations(self) -> Hash:
+        """Hash of the operations of a set-up run by rules, from which all of its bits follow."""
+        count = self.run.peers.count
+        hashes = self.programs.operations(self.work((0, 0), count).rows_MB, count)
+        checkpoint = self.run.llm.checkpoint
+        if isinstance(checkpoint, runfile.CheckpointInit) and self.subject.begins is None:
+            drawn = partial(fresh_params, *hf.model_of(self.model, "model"))
+            hashes.append(hash_of_operations(lambda _: drawn(checkpoint.seed), 0))
+        return digest(hashes)
+
     def environment(self, processes: int = 1) -> dict[str, str]:
-        """Return what can change a set-up run's bits here, with so many processes per peer."""
+        """Return what can change a set-up run's bits here, with so many processes per peer.
+
+        By rules that is which operations there are, whatever version of JAX traced them.
+        """
         if self.run.peers.bits == "everywhere":
-            return devices.describe_programs()
+            return other_settings() | {"operations": self.operations}
         return devices.describe(processes) | self.programs.steps.by.environment
 
 
