@@ -22,6 +22,7 @@ from pydantic import Field
 
 from lockstep.protocol import sets
 from lockstep.protocol.sets import Bloom, participant
+from lockstep.tables.table import NumberKey
 
 BLOOM = r"^[A-Za-z0-9+/]{427}=$"  # a filter's 320 bytes
 Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -141,7 +142,7 @@ class Ruling:
 
     verifier: int
     peer: int
-    found: dict[int, Claim]
+    found: dict[NumberKey, Claim]
 
 
 def settle(check: Check, claimed: Claim, rulings: Iterable[Ruling], peers: int) -> int | None:

@@ -11,6 +11,7 @@ from pydantic import Field
 from lockstep.protocol.attestation import Attestation, Check, Claim, Hash, Ruling
 from lockstep.protocol.closing import sender
 from lockstep.protocol.committee import Span
+from lockstep.tables.table import NumberKey
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Round:
     batch_size: int  #: Sequences in the batch, reassigned ones of earlier rounds included.
     peers: tuple[int, ...]  #: The epoch's members.
     #: Each trainer's first and last sequence, both inclusive; peers without work are absent.
-    assignment: dict[int, Span]
+    assignment: dict[NumberKey, Span]
     #: Peers that recompute others' steps instead of training. Whose steps is drawn when all have
     #: committed to their messages (`consensus.checked`).
     verifiers: tuple[int, ...]
@@ -46,7 +47,7 @@ class Round:
     joined: tuple[int, ...]
     #: Messages of earlier rounds that are merged in this one if they arrive in time, by
     #: `slot`: 10,000 times the age, in versions of the fragment, and the peer.
-    travelling: Annotated[dict[int, Travelling], Field(exclude_if=not_)] = field(
+    travelling: Annotated[dict[NumberKey, Travelling], Field(exclude_if=not_)] = field(
         default_factory=dict
     )
 
@@ -92,7 +93,7 @@ class Message:
     state: Hash | None = None
     to: tuple[int, ...] = ()  #: Receivers of an equivocator's other message.
     #: Name of the file that keeps its bytes; None if they are not kept.
-    payload: Annotated[str, Field(pattern=r"^[0-9]+\.bin$")] | None = None
+    payload: Annotated[str, Field(pattern=r"^([0-9]{5}|[1-9][0-9]{5,})\.bin$")] | None = None
     offset: Annotated[int, Field(ge=0)] | None = None  #: Where they begin in the file, bytes.
     #: Hash of what can change bits on its sender's machine, hex; None where the header says it.
     environment: Annotated[Hash | None, Field(exclude_if=is_none)] = None
@@ -107,11 +108,11 @@ class Message:
 class Evidence:
     """The evidence of a round: what was sent and reported in it."""
 
-    messages: dict[int, Message]  #: Each sender's message.
-    others: dict[int, Message]  #: An equivocator's other message, by sender.
+    messages: dict[NumberKey, Message]  #: Each sender's message.
+    others: dict[NumberKey, Message]  #: An equivocator's other message, by sender.
     #: When each peer's message is at every peer, in seconds after the round's start; a message that
     #: never arrives is absent.
-    arrivals: dict[int, float]
+    arrivals: dict[NumberKey, float]
     silent: tuple[int, ...]  #: Peers that nobody heard from.
     #: Senders whose bytes do not decode, or do not match their commitment, as every receiver can
     #: see.
@@ -148,7 +149,7 @@ class Decision:
     #: later either.
     late: tuple[int, ...]
     dropped: tuple[int, ...]  #: Peers that nobody heard from; they leave the epoch.
-    ejected: dict[int, str]  #: Proven liars, and how they were caught; they leave the run for good.
+    ejected: dict[NumberKey, str]  #: Proven liars, and how they were caught; they leave for good.
     quorum: int  #: Number of witnesses needed.
     #: Simulated seconds from the round's start until all witnesses could attest.
     train_seconds: float

@@ -15,6 +15,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+NUMBER = re.compile("0|[1-9][0-9]{0,17}")
 NAME_BYTES, URL_BYTES = 64, 192  # the capacities of Psyche's strings
 
 # Rust's unsigned integers, which bound Psyche's numbers.
@@ -81,11 +82,11 @@ NoPassword = AfterValidator(_check_no_password)
 """An address without credentials: it reaches git, DVC's cache, the report and the transcript."""
 
 
-def _list_to_tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
-AsTuple = BeforeValidator(_list_to_tuple)  # a frozen list; strict tuples refuse lists
+# A frozen list; strict tuples refuse lists.
+AsTuple = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
+# A number as a key of JSON has one text: "01", " 1" and "1" would be three keys, and one number.
+AsKey = BeforeValidator(lambda key: int(key) if NUMBER.fullmatch(str(key)) else key)
+NumberKey = Annotated[int, AsKey]
 
 
 def _distinct(items: tuple) -> tuple:

@@ -264,8 +264,8 @@ class Transcript:
     @cached_property
     def snapshots(self) -> list[int]:
         """The steps after which the transcript has a snapshot, ascending."""
-        folders = (self.folder / "snapshots").iterdir()
-        return sorted(int(folder.name) for folder in folders if folder.name.isdecimal())
+        names = (folder.name for folder in (self.folder / "snapshots").iterdir())
+        return sorted(int(n) for n in names if n.isdecimal() and n == f"{int(n):05}")
 
     @cached_property
     def kept_snapshots(self) -> list[int]:

@@ -37,7 +37,7 @@ from pydantic import Field
 from lockstep.errors import LockstepError, RequestError, brief
 from lockstep.files import read_json
 from lockstep.protocol.attestation import Hash
-from lockstep.tables.table import Count, Table
+from lockstep.tables.table import U32, Table
 from lockstep.tables.validation import validate, validate_json
 from lockstep.transcript.windows import Window
 from pipeline.net.errors import check_name
@@ -67,7 +67,8 @@ if TYPE_CHECKING:
 FORMAT = 3  # of the list; verdicts of earlier ones may rest on a tolerance
 MANIFEST = f"{PROOF}/publication.json"
 SIGNATURE = "model.sig"  # beside proof/; the list, which it signs too, does not have it
-ROW_FILE = rf"{ROWS}/(\d{{5,}})(?:-(\d{{3,}}))?\.safetensors"  # first round, and peer if of one
+ROUND, PEER = r"\d{5}|[1-9]\d{5,}", r"\d{3}|[1-9]\d{3,}"  # each has one name
+ROW_FILE = rf"{ROWS}/({ROUND})(?:-({PEER}))?\.safetensors"  # first round, and peer if of one
 GZIP, PLANES = ".gz", ".planes.gz"
 ROUNDS_FILE = "rounds.jsonl"
 ROUNDS = f"{TRANSCRIPT}/{ROUNDS_FILE}{GZIP}"
@@ -81,8 +82,8 @@ RECORDS = [  # the files of stages that are published under a name of their own
 ]
 REQUIRED = (*RECORDS, RUN, HEADER, ROUNDS, CARD)
 # What a publication may hold: no code, no pickle, and nothing that is never looked at.
-STATE_FILES = r"state\.json|(params|shared)\.safetensors|own-\d{3,}\.safetensors\.planes\.gz"
-PARTS = rf"header\.json|rounds\.jsonl\.gz|payloads/\d+\.bin|snapshots/\d+/({STATE_FILES})"
+STATE = rf"state\.json|(params|shared)\.safetensors|own-({PEER})\.safetensors\.planes\.gz"
+PARTS = rf"header\.json|rounds\.jsonl\.gz|payloads/({ROUND})\.bin|snapshots/({ROUND})/({STATE})"
 # that JAX knows; it ends with any other at its import
 PRECISIONS = ("default", "high", "highest", "bfloat16", "tensorfloat32", "float32")
 
@@ -96,7 +97,7 @@ class Publication(Table):
     """Release of Lockstep that wrote it."""
     rounds: Hash
     """SHA-256 of rounds.jsonl, which windows are drawn by; that of its packed file may vary."""
-    windows: Count
+    windows: U32
     """How many windows were drawn, of one peer each where messages are kept."""
     seed: str | None
     """What a reader asked the windows to be drawn with, beside the transcript's hash."""
@@ -163,8 +164,9 @@ def check(publication: Publication, where: str) -> None:
     for name in (*REQUIRED, *(EXPORTS[model] or (model,)), *map(made, ALWAYS)):
         if name not in publication.files:
             raise LockstepError(f"{where}: does not list {name}, expected it in a publication")
-    if not publication.row_files:
-        raise LockstepError(f"{where}: lists no {ROWS}/, expected the sequences of a window")
+    if not publication.windows == len(publication.row_files) > 0:
+        text = f"windows is {publication.windows}, and {ROWS}/ has {len(publication.row_files)}"
+        raise LockstepError(f"{where}: {text}, expected as many, and at least 1")
 
 
 def _is_known(name: str, exported: tuple[str, ...] | None) -> bool:
@@ -292,9 +294,8 @@ def choose(publication: Publication, asks: ReaderAsks) -> list[str]:
             f"--windows: {MANIFEST} has {len(names)} windows, expected {count}; ask the author for "
             f"`publish --windows {count}`"
         )
-    generator = random.Random(
-        f"reader {publication.rounds} {'' if same_seed or seed is None else seed}"
-    )
+    word = "" if same_seed or seed is None else seed
+    generator = random.Random(f"reader {publication.rounds} {word}")
     of_all_peers = re.fullmatch(ROW_FILE, names[-1])[2] is None
     always = names[-1:] if of_all_peers else []
     rest = [name for name in names if name not in always]

@@ -107,7 +107,6 @@ def _write(
     publication = Publication(
         format=layout.FORMAT,
         release=__version__,
-        windows=windows,
         seed=seed,
         commit=commit,
         **fields,
@@ -217,7 +216,7 @@ def _write_proof(
         rows_file.write(folder / HELD_OUT, rows, held.indices_N)
     if (counted := subject_of(run).counted_rows(run, model, shards)) is not None:
         rows_file.write(folder / COUNTED, rows_file.GivenRows(COUNTED, *counted), counted[0])
-    record = {"columns": columns, "rounds": transcript.hash}
+    record = {"columns": columns, "rounds": transcript.hash, "windows": len(published)}
     return record, len(layout.possible(transcript, windows, kept))
 
 

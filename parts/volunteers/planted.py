@@ -17,7 +17,7 @@ from lockstep.files import read_bytes
 from lockstep.protocol.attestation import Hash
 from lockstep.swarm.faults import FaultSchedule
 from lockstep.tables.faults import Fault
-from lockstep.tables.table import Count, Table
+from lockstep.tables.table import AsKey, Count, Table
 from lockstep.tables.validation import validate_json
 from lockstep.transcript.transcript import Transcript
 from lockstep.transcript.windows import Window
@@ -40,7 +40,7 @@ PlantedKind = Literal["drift", "forged", "free_rider", "noise", "sign_flip"]
 class Seal(Table):
     """planted.json: the lies of the lab's own slots."""
 
-    lies: Annotated[dict[KeyText, dict[Count, PlantedKind]], Field(min_length=1)]
+    lies: Annotated[dict[KeyText, dict[Annotated[Count, AsKey], PlantedKind]], Field(min_length=1)]
     """By the key of a slot and the round, their kind as in [faults]: those that every run can have
     and that only a replay shows."""
     word: Hash

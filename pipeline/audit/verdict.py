@@ -11,7 +11,7 @@ from pydantic.dataclasses import dataclass
 
 from lockstep.protocol.attestation import Hash
 from lockstep.protocol.closing import sender
-from lockstep.tables.table import Table
+from lockstep.tables.table import NumberKey, Table
 from lockstep.transcript.transcript import Transcript
 from lockstep.transcript.windows import Window
 from pipeline import runfile
@@ -84,11 +84,11 @@ class Verdict(Table):
     before that hash."""
     transcript: Hash
     """SHA-256 of rounds.jsonl, which holds every commitment."""
-    ejected: dict[int, int]
+    ejected: dict[NumberKey, int]
     """Peers that were caught while training, each with the round."""
-    dropped: dict[int, int]
+    dropped: dict[NumberKey, int]
     """Peers that nobody heard from any more, each with the first such round."""
-    late: dict[int, int]
+    late: dict[NumberKey, int]
     """Number of messages of each peer that came too late, or never."""
     findings: tuple[Finding, ...]
     """All findings, by round."""

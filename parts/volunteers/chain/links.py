@@ -21,12 +21,12 @@ from lockstep.protocol.attestation import Hash
 from lockstep.protocol.committee import deterministic_shuffle, round_seed
 from lockstep.protocol.driver import RunProgress
 from lockstep.protocol.round import Round
-from lockstep.tables.table import AsTuple, Table
+from lockstep.tables.table import AsKey, AsTuple, Table
 from parts.volunteers.bodies import Reason, SlotBody, SlotNumber
 from parts.volunteers.chain.payloads import WITHHELD, MessageInTime, Refused
 from parts.volunteers.store.verbs import StoredObject
 
-Slots = Annotated[tuple[SlotNumber, ...], AsTuple]
+Slots, SlotKey = Annotated[tuple[SlotNumber, ...], AsTuple], Annotated[SlotNumber, AsKey]
 Shown = Mapping[int, MessageInTime | Refused]
 """What the store shows of a round: the records that count, by peer."""
 
@@ -73,9 +73,9 @@ class RoundLink(SlotBody):
     """Who asked in the round to take part, ascending."""
     left: Slots
     """Who left in it, ascending."""
-    messages: dict[SlotNumber, LinkedMessage]
+    messages: dict[SlotKey, LinkedMessage]
     """The messages that are in time, by peer."""
-    rejected: dict[SlotNumber, LinkedRejection]
+    rejected: dict[SlotKey, LinkedRejection]
     """The records whose message does not count, by peer."""
     false_links: Slots
     """Who signed refused links, as far as they were seen, ascending."""

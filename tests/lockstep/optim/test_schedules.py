@@ -91,11 +91,7 @@ def test_cold_start_rises_from_nothing_and_ends():
 
 @pytest.mark.parametrize(
     ("local_steps", "first_round", "second_round"),
-    [
-        (1, [0], [1]),
-        (5, [0, 1, 2, 3, 4], [5, 6, 7, 8, 9]),
-        (10, range(10), range(10, 20)),
-    ],
+    [(1, [0], [1]), (5, [0, 1, 2, 3, 4], [5, 6, 7, 8, 9]), (10, range(10), range(10, 20))],
 )
 def test_cold_start_begins_with_the_first_local_step(local_steps, first_round, second_round):
     """Of round 101; each local step adds as much, up to the last one of round 105."""

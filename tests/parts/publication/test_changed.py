@@ -11,14 +11,7 @@ from lockstep.errors import LockstepError
 from parts.publication import layout
 from tests import tiny
 from tests.errors import refused
-from tests.parts.publication.published_run import (
-    add,
-    change_json,
-    flip,
-    forge,
-    lose,
-    verify,
-)
+from tests.parts.publication.published_run import add, change_json, flip, forge, lose, verify
 from tests.pipeline.audit.test_strange_bundles import put
 
 pytestmark = pytest.mark.long
@@ -44,6 +37,8 @@ CHANGED = {
     "a file beside the weights that others would load": (
         add("adapter_config.json"), "lists 'adapter_config.json'"),
     "a file of the proof that no stage leaves": (add("proof/x1.json"), "lists 'proof/x1.json'"),
+    "a file of a window under another name": (
+        add("proof/rows/000001-000.safetensors"), "lists 'proof/rows/000001-000.safetensors'"),
     "a list that says two things": (
         say_twice, "proof/publication.json: the key 'release'"),
     "no rounds": (

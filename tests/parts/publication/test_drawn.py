@@ -28,6 +28,7 @@ from tests.errors import refused
 from tests.parts.publication.published_run import (
     LIMITS,
     STAGES,
+    change_json,
     change_tensors,
     forge,
     refusal,
@@ -150,7 +151,8 @@ def test_a_reader_may_ask_for_windows_that_nobody_could_foresee(published, tmp_p
 
 def test_a_reader_draws_among_the_published_windows_and_fetches_no_others(published, tmp_path):
     folder, seen = tmp_path / "all", set()
-    publish.write(folder, published.run_file, published.root, 4, None)
+    listed, _ = publish.write(folder, published.run_file, published.root, 9, None)
+    assert listed.windows == len(listed.row_files) == 4
     with Files().serving() as server:
         server.add(folder)
         for seed in "abcd":
@@ -168,6 +170,9 @@ def test_a_reader_draws_among_the_published_windows_and_fetches_no_others(publis
     assert "(4 of 4, all there are) repeat bit for bit" in verify(folder).text
     with refused(4, 5, error=RequestError):
         verify(folder, windows=5)
+    change_json(MANIFEST, lambda listed: listed.update(windows=9))(folder)
+    with refused("windows is 9, and proof/rows/ has 4"):
+        verify(folder)
 
 
 def test_where_messages_are_not_kept_the_readers_word_draws_beside_the_last_window(tmp_path):

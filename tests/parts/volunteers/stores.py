@@ -22,10 +22,7 @@ SOON = NetSettings(attempts=3, stall_seconds=0.5)  # gives up soon
 BUCKET, RUN = "ours", "a run"
 
 
-OF_RUN = {
-    "config": {"total_steps": 90},
-    "witness": {"snapshot_every": 3, "keep_every": 1},
-}
+OF_RUN = {"config": {"total_steps": 90}, "witness": {"snapshot_every": 3, "keep_every": 1}}
 
 
 def reader(key: PrivateKey, **changes: object) -> AddressReader:

@@ -46,10 +46,7 @@ ATTACKS = {
         "workload.factory",
     ),
     "a function of its choice": (
-        {
-            **OF_WORKLOAD,
-            "workload": {"factory": BY_IMPORTS, "config": {"/bin/touch": 0, CANARY: 0}},
-        },
+        OF_WORKLOAD | {"workload": {"factory": BY_IMPORTS, "config": {"/bin/touch": 0, CANARY: 0}}},
         "workload.factory",
     ),
     "a task's code": (
@@ -83,11 +80,7 @@ def put(folder: Path, changes: dict) -> Path:
     found = volunteering.document(2, **{"pins__data": "ab" * 32, **given}).unwrap()
     if destinations := changes.get("config"):
         older = {"rounds_per_epoch": 3, "checkpointers": destinations}
-        kept = {
-            key: value
-            for key, value in found["config"].items()
-            if key in runfile.OlderConfig.model_fields
-        }
+        kept = {k: v for k, v in found["config"].items() if k in runfile.OlderConfig.model_fields}
         found["config"] = kept | older | {"global_batch_size": 4}
     text = json.dumps(found).replace("HERE", str(here))
     tables = json.loads(text.replace(CANARY, str(folder / CANARY)))

@@ -8,12 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.parts.workload.worker_host import (
-    PYTHON,
-    Host,
-    WorkerError,
-    array_rows,
-)
+from tests.parts.workload.worker_host import PYTHON, Host, WorkerError, array_rows
 
 HERE = __file__.rsplit("/", 1)[0]
 TOKENS = {"kind": "tokens", "columns": ["inputs"], "length": 5}

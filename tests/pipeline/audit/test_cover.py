@@ -166,11 +166,11 @@ def test_hashes_that_are_not_of_all_peers_are_a_finding_against_the_author(edit,
         replay.window(window, range(PEERS), lambda: None)
 
 
-@pytest.mark.parametrize("name", ["1" * 300, "5"])
+@pytest.mark.parametrize("name", ["1" * 300, "00099"])
 def test_a_payload_that_no_file_can_have_is_a_finding(name, tmp_path):
     run = run_of("signs")
     lab("signs").train(run, tmp_path)
-    (tmp_path / "payloads/5.bin").mkdir()
+    (tmp_path / "payloads/00099.bin").mkdir()
 
     def elsewhere(entry: dict) -> None:
         entry["messages"][f"{LIAR}"]["payload"] = f"{name}.bin"

@@ -32,30 +32,16 @@ ANSWERED = {
     **{f"{CHECKPOINT}.Dummy{key}": "SAID" for key in ("", ".repo_id", ".revision")},
     **{f"{CHECKPOINT}.{kind}.repo_id": "HUB_NAME" for kind in ("Hub", "P2P")},
     **{
-        f"{DATA}.{key}": "SAID"
-        for key in (
-            *(
-                "Server",
-                "Server.address",
-                "Local",
-                "Local.path",
-                "WeightedHttp",
-                "WeightedHttp.url",
-            ),
-            *("Url", "Url.url", "Corpus.packages"),
+        f"{DATA}.{key}": answer
+        for answer, keys in (
+            ("SAID", "Server Server.address Local Local.path Url Url.url Corpus.packages"),
+            ("SAID", "WeightedHttp WeightedHttp.url"),
+            ("HUB_NAME", "Preprocessed.source Hub.repo_id"),
+            ("HUB_NAME", "Corpus.tokenizer Text.tokenizer WeightedText.tokenizer"),
+            ("SOURCE", "Text.source WeightedText.sources.source"),
+            ("HTTPS", "Http.location.SingleUrl.url Http.location.NumberedFiles.url_template"),
         )
-    },
-    **{
-        f"{DATA}.{key}": "HUB_NAME"
-        for key in (
-            *("Preprocessed.source", "Hub.repo_id"),
-            *(f"{kind}.tokenizer" for kind in ("Corpus", "Text", "WeightedText")),
-        )
-    },
-    **{f"{DATA}.{key}": "SOURCE" for key in ("Text.source", "WeightedText.sources.source")},
-    **{
-        f"{DATA}.Http.location.{key}": "HTTPS"
-        for key in ("SingleUrl.url", "NumberedFiles.url_template")
+        for key in keys.split()
     },
 }
 for _part in offered("strangers"):

@@ -185,12 +185,7 @@ def test_a_message_that_is_not_what_it_says_names_its_sender(audited, transcript
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [
-        ("silent", None),
-        ("joined_params", "abc"),
-        ("settle_seconds", -1.0),
-        ("decision", {}),
-    ],
+    [("silent", None), ("joined_params", "abc"), ("settle_seconds", -1.0), ("decision", {})],
 )
 def test_a_field_of_another_type_is_refused_in_one_line(transcript, name, value):
     edit_round(transcript, 4, of_all(name, value))
