@@ -53,7 +53,9 @@ class Monitor:
         )
         self._written = 0.0
         self.tracker = Tracker(run, folder, step, scores)
-        self._began, self._rounds, self._tokens = None, 0, 0
+        unit, self._words = run.llm.counted
+        self._rate = f"{unit}_per_second"
+        self._began, self._rounds, self._seen = None, 0, 0
 
     def __enter__(self) -> "Monitor":
         self.tracker.__enter__()
@@ -66,7 +68,7 @@ class Monitor:
 
     def go_on(self) -> None:
         """Measure the monitor's rate from the next round on: compiling and pauses do not count."""
-        self._began, self._rounds, self._tokens = None, 0, 0
+        self._began, self._rounds, self._seen = None, 0, 0
 
     def must_pause(self) -> bool:
         """Return whether the run's owner wants the training to pause, or to stay paused."""
@@ -74,24 +76,21 @@ class Monitor:
 
     def paused(self) -> None:
         """Tell by the monitor that the training waits to be resumed."""
-        self._update(state="paused", rounds_per_second=None, tokens_per_second=None)
+        self._update(state="paused", **dict.fromkeys(("rounds_per_second", self._rate)))
         self._write()
 
     def took(self, progress: RunProgress, entry: Entry) -> None:
         """Tell the monitor of a round that was taken; `progress` is the run after it."""
         measured = entry.held_out_loss
         sequences = sum(entry.round.sequences[peer] for peer in entry.evidence.messages)
-        rates: dict[str, float | None] = {"rounds_per_second": None, "tokens_per_second": None}
+        rates: dict[str, float | None] = {"rounds_per_second": None, self._rate: None}
         if self._began is None:
             self._began = time.monotonic()
         else:
             self._rounds += 1
-            self._tokens += sequences * self.run.llm.max_seq_len
+            self._seen += sequences * self.run.llm.max_seq_len // self._words
             seconds = time.monotonic() - self._began
-            rates = {
-                "rounds_per_second": self._rounds / seconds,
-                "tokens_per_second": self._tokens / seconds,
-            }
+            rates = {"rounds_per_second": self._rounds / seconds, self._rate: self._seen / seconds}
         sizes = [message.bytes for message in entry.evidence.messages.values()]
         self._update(
             state="training",
@@ -114,7 +113,7 @@ class Monitor:
         shown = {
             "loss": _number(status.loss, "{:.3f}"),
             "held_out": _number(status.held_out_loss, "{:.3f}"),
-            "tokens_per_second": _number(status.tokens_per_second, "{:,.0f}"),
+            self._rate: _number(getattr(status, self._rate), "{:,.0f}"),
             "sent_per_peer": "-" if status.message_bytes is None else size(status.message_bytes),
             "train": ranges(peers.training),
             "verify": ranges(peers.verifying),

@@ -122,9 +122,10 @@ class Tracker:
     def _scalars(self, entry: Entry) -> dict[str, float]:
         row, decision = self._totals.row(entry), entry.decision
         sizes = [message.bytes for message in entry.evidence.messages.values()]
+        unit, words = self.run.llm.counted
         numbers = {
             "loss/train": row["loss"],
-            "data/tokens": row["tokens"],
+            f"data/{unit}": row["tokens"] // words,
             "bytes/up": row["bytes_up"],
             "bytes/down": row["bytes_down"],
             "bytes/message": sum(sizes) / len(sizes) if sizes else None,

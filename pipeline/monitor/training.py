@@ -85,6 +85,7 @@ class Status(Table):
     #: Mean rate since training began, or went on; null before the second round.
     rounds_per_second: float | None = None
     tokens_per_second: float | None = None  #: The same, in tokens of all peers.
+    rows_per_second: float | None = None  #: In rows, where the data are no tokens.
     #: Bytes that a peer sent in the last round, mean over peers.
     message_bytes: float | None = None
     peers: Members = Members()  #: Who takes part in it.
@@ -183,9 +184,10 @@ class Training(NamedTuple):
         yield "state", STATES[self.state]
         ago = duration(max(0.0, time.time() - status.updated))
         yield "round", f"{status.round} of {status.rounds}, epoch {status.epoch}, {ago} ago"
-        if status.rounds_per_second and status.tokens_per_second is not None and self.process:
-            rounds, tokens = status.rounds_per_second, status.tokens_per_second
-            yield "rate", f"{rounds:,.3g} rounds/s, {tokens:,.0f} tokens/s"
+        if status.rounds_per_second and self.process:
+            seen = {"tokens": status.tokens_per_second, "rows": status.rows_per_second}.items()
+            rates = (f", {rate:,.0f} {unit}/s" for unit, rate in seen if rate is not None)
+            yield "rate", f"{status.rounds_per_second:,.3g} rounds/s" + "".join(rates)
             yield "left", duration(status.seconds_left or 0.0)
         if status.loss is not None:
             held_out = status.held_out_loss
@@ -233,11 +235,6 @@ def in_progress(root: Path) -> list[Training]:
         trainings,
         key=lambda t: (t.process is None, 0 if t.process else -t.status.updated, t.folder),
     )
-
-
-def newest(root: Path) -> Training:
-    """Return the training below `root` that goes on or, if none does, the last one that did."""
-    return in_progress(root)[0]
 
 
 def asked(root: Path, key: str | None, can: Callable[[Training], bool]) -> Training:

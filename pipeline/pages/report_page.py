@@ -50,7 +50,7 @@ def render(run: runfile.Run, facts: ReportFacts) -> tuple[str, list[plots.Pictur
         stated=verdict_text.stated(verdict),
         subtitle=f"{results.model_name} of {results.trained['parameters']:,} "
         f"parameters, {run.llm.optimizer.tag()}, {count} peers, layout {run.peers.named_layout}",
-        tiles=_tiles(results, count),
+        tiles=_tiles(results, run),
         pictures=pictures,
         learning_rate=learning_rate,
         data=list(_data(run, facts.shards, rounds)),
@@ -69,7 +69,7 @@ def render(run: runfile.Run, facts: ReportFacts) -> tuple[str, list[plots.Pictur
 # ---- Numbers at the top ----
 
 
-def _tiles(results: Results, peers: int) -> list[tuple[str, str, str]]:
+def _tiles(results: Results, run: runfile.Run) -> list[tuple[str, str, str]]:
     """Return name, value and remark of each number that a report's reader looks for first."""
     trained, evaluated = results.trained, results.evaluated
     before, after = trained["held_out_loss_before"], results.held_out_loss
@@ -81,6 +81,8 @@ def _tiles(results: Results, peers: int) -> list[tuple[str, str, str]]:
     tokens = evaluated["tokens"]
     over_tokens = "" if tokens is None else f"over {tokens:,} held-out tokens"
     parallel = size(trained["bytes_up_of_data_parallel"])
+    unit, words = run.llm.counted
+    rounds = f"{trained['rounds']:,} rounds of {run.peers.count} peers"
     return [
         ("Held-out loss", loss or "not measured", measured if loss else ""),
         ("Bits per byte", _or_not(evaluated["bits_per_byte"], ".3f"), over_tokens),
@@ -95,7 +97,7 @@ def _tiles(results: Results, peers: int) -> list[tuple[str, str, str]]:
             f"{trained['bits_per_parameter_and_round']:.3g}",
             f"{trained['parameters']:,} parameters; measured on the wire",
         ),
-        ("Tokens", f"{trained['tokens']:,}", f"{trained['rounds']:,} rounds of {peers} peers"),
+        (unit.capitalize(), f"{trained['tokens'] // words:,}", rounds),
     ]
 
 
@@ -120,12 +122,12 @@ def _data(run: runfile.Run, shards: dict, rounds: list[dict]) -> Iterator[tuple[
     yield "Source", without_secrets(str(source["read"]))
     yield "SHA-256 of the source", str(source["sha256"])
     share = f"{100 * used / tokens['train']:.3g} %"
-    amounts = {split: f"{count:,} tokens" for split, count in tokens.items()}
+    unit, words = run.llm.counted
+    amounts = {split: f"{count // words:,} {unit}" for split, count in tokens.items()}
     begins_again = run.peers.passes > 1 or any(part["weight"] for part in shards["parts"])
     once = "some maybe more than once" if begins_again else "none twice"
     taken = f"{used:,} tokens, {share}: {sequences:,} sequences of {length:,}, {once}"
     if "rows" in shards:  # that are not tokens
-        amounts = {split: f"{count // length:,} rows" for split, count in tokens.items()}
         taken = f"{sequences:,} rows of {length:,} words of 4 bytes, {share}, {once}"
     yield "To train on", amounts["train"]
     yield "Used", taken

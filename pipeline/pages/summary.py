@@ -2,6 +2,7 @@
 
 import sys
 
+from lockstep.files import read_json
 from lockstep.machine.progress import size
 from pipeline.audit import verdict_text
 from pipeline.pages import stage_results
@@ -40,17 +41,16 @@ def _rows(results: Results, paths: Paths) -> list[tuple[str, str]]:
     bits, main = evaluated["bits_per_byte"], main_scores(evaluated["tasks"])
     fetched = trained["bytes_to_verify"]
     checked = f"{size(fetched)} of state fetched per peer and round, to recompute others' steps"
+    unit, words = "tokens", 1
+    if "rows" in read_json(paths.out("download") / "shards.json"):
+        unit, words = "rows", results.header["run"]["model"]["LLM"]["max_seq_len"]
     up, data_parallel = trained["bytes_up"], trained["bytes_up_of_data_parallel"]
     return [
         ("held-out loss", loss),
-        *(
-            [("measured on", results.measured_on), ("held out", seen)]
-            if results.measured_on
-            else []
-        ),
+        *([("measured on", on), ("held out", seen)] if (on := results.measured_on) else []),
         ("bits per byte", "not measured" if bits is None else f"{bits:.3f}"),
         *([("tasks", "; ".join(f"{score.task} {score.text}" for score in main))] if main else []),
-        ("tokens", f"{trained['tokens']:,} in {trained['rounds']:,} rounds"),
+        (unit, f"{trained['tokens'] // words:,} in {trained['rounds']:,} rounds"),
         (
             "sent",
             f"{size(up)} per peer and round; plain data parallelism sends {size(data_parallel)}, "

@@ -239,6 +239,11 @@ class LLM(Table):
     """How gradients become updates, and what peers send each other."""
 
     @property
+    def counted(self) -> tuple[str, int]:
+        """What an amount of the run's data is counted in, and how many words of 4 bytes one has."""
+        return ("tokens", 1) if self.data_location.holds_tokens else ("rows", self.max_seq_len)
+
+    @property
     def inner_steps(self) -> int:
         """Local steps of `[model.LLM]` that a peer takes in a round."""
         return self.optimizer.steps_of_a_round

@@ -64,7 +64,7 @@ def until(root: Path, *states: str, after: float = 0.0) -> training.Training:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         try:
-            seen = training.newest(root)
+            seen = training.in_progress(root)[0]
         except LockstepError:  # it has not begun
             seen = None
         if seen and seen.state in states and seen.status.updated > after:

@@ -38,13 +38,7 @@ FOLDERS = [
         _arrays,
         "a.safetensors",
         download(_of_rows(DataArrays)),
-        {
-            **WITHIN,
-            SPARSE: TENSORS,
-            SURROGATE: NAMED,
-            DEEP: NOT_READ,
-            BOMB: TENSORS,
-        },
+        {**WITHIN, SPARSE: TENSORS, SURROGATE: NAMED, DEEP: NOT_READ, BOMB: TENSORS},
     ),
     FolderRow(
         "`download`, `Files`",

@@ -105,10 +105,7 @@ def test_evaluate_has_a_loss_and_says_that_a_workload_has_no_tasks(finished):
     [
         ({"evaluate__every": 2}, "evaluate.every"),
         ({"evaluate__tasks": ["arc_easy"]}, "evaluate.tasks"),
-        (
-            {"export__every_epoch": True},
-            "export.every_epoch",
-        ),
+        ({"export__every_epoch": True}, "export.every_epoch"),
     ],
 )
 def test_what_needs_a_model_of_models_is_refused_by_its_key(changes, key, tmp_path):
@@ -139,7 +136,7 @@ def test_a_training_in_progress_is_shown(finished, tmp_path, monkeypatch):
         failing(patch, lambda call: call >= 8)
         tiny.make(run_file, root, "train")
     assert "held out" in lockstep("status", "--root", root)
-    seen = training.newest(root)
+    seen = training.in_progress(root)[0]
     assert seen.status.held_out_loss is not None
 
 
@@ -267,10 +264,7 @@ def test_a_publication_of_rounded_params_verifies(finished, tmp_path):
 
 @pytest.mark.parametrize(
     ("file", "change", "message"),
-    [
-        ("workload.json", b" ", "workload.json"),
-        ("params.safetensors", b"", "params.safetensors"),
-    ],
+    [("workload.json", b" ", "workload.json"), ("params.safetensors", b"", "params.safetensors")],
 )
 def test_a_publication_whose_export_was_changed_is_refused(
     file, change, message, published, tmp_path

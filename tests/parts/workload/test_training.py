@@ -306,9 +306,7 @@ def test_other_frozen_tensors_than_the_run_began_with_are_refused(finished):
         told | {"frozen_sha256": "0" * 64}, strict=False
     )
     worker = Worker(
-        runfile.load(run_file),
-        {"kind": "tokens", "columns": ["inputs"], "length": 16},
-        expected,
+        runfile.load(run_file), {"kind": "tokens", "columns": ["inputs"], "length": 16}, expected
     )
     with pytest.raises(WorkerError, match="frozen_sha256 is .*, expected '0000"):
         worker.describe()

@@ -94,6 +94,12 @@ def test_a_running_training_is_a_few_lines(folder, tmp_path, capsys):
     }
 
 
+def test_a_rate_of_rows_is_one_of_rows(folder):
+    told = STATUS.model_copy(update={"tokens_per_second": None, "rows_per_second": 16.0})
+    said = dict(training.Training(folder, told, os.getpid()).rows())
+    assert said["rate"] == "0.5 rounds/s, 16 rows/s"
+
+
 def test_a_script_reads_the_same_of_a_killed_training(folder, tmp_path, capsys):
     commands.status(tmp_path, as_json=True)
     seen = json.loads(capsys.readouterr().out)
@@ -105,9 +111,9 @@ def test_the_training_that_goes_on_is_shown_before_a_later_one_that_was_killed(f
     other = tmp_path / "data" / "runs" / "def"
     other.mkdir()
     STATUS.model_copy(update={"updated": time.time()}).write(other)
-    assert training.newest(tmp_path).folder == other
+    assert training.in_progress(tmp_path)[0].folder == other
     with lock.hold(folder.with_name("abc.lock")):
-        assert training.newest(tmp_path).folder == folder
+        assert training.in_progress(tmp_path)[0].folder == folder
 
 
 @pytest.mark.parametrize("command", ["status", "pause", "resume"])
@@ -122,11 +128,11 @@ def test_only_a_running_training_is_paused_and_only_a_paused_one_resumed(folder,
             change(tmp_path)
     with lock.hold(folder.with_name("abc.lock")):
         commands.pause(tmp_path)
-        assert training.newest(tmp_path).state == "pausing"
+        assert training.in_progress(tmp_path)[0].state == "pausing"
         with refused(folder, "pausing"):
             commands.pause(tmp_path)
         commands.resume(tmp_path)
-        assert training.newest(tmp_path).state == "training"
+        assert training.in_progress(tmp_path)[0].state == "training"
 
 
 def test_of_several_trainings_a_request_is_for_the_one_that_can_meet_it(folder, tmp_path, capsys):
@@ -161,13 +167,13 @@ def test_of_several_trainings_a_request_is_for_the_one_that_can_meet_it(folder, 
 def test_a_training_that_was_started_again_and_told_nothing_yet_is_starting(folder, tmp_path):
     STATUS.model_copy(update={"process": 1}).write(folder)
     with lock.hold(folder.with_name("abc.lock")):
-        assert training.newest(tmp_path).state == "starting"
+        assert training.in_progress(tmp_path)[0].state == "starting"
 
 
 def test_a_damaged_status_is_one_line(folder, tmp_path):
     (folder / "status.json").write_text('{"round": "x"}')
     with refused("status.json"):
-        training.newest(tmp_path)
+        training.in_progress(tmp_path)[0]
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,10 @@ import sys
 
 import pytest
 
-from lockstep.files import write_text
+from lockstep.files import read_json, write_json, write_text
+from pipeline import runfile
 from pipeline.pages import summary
-from pipeline.stage.artifacts import Paths
+from pipeline.stage.artifacts import METRICS, Paths
 from pipeline.stage.keys import PROJECT
 from tests.errors import refused
 from tests.pipeline.finished_run import CAUGHT, LIAR, finish
@@ -77,6 +78,15 @@ def test_without_held_out_text_it_says_so(tmp_path, capsys):
     assert summary.show(finished(tmp_path, held_out=False, text=None)) == 0
     out = capsys.readouterr().out
     assert "not measured, since nothing is held out" in out
+
+
+def test_rows_that_are_no_tokens_are_counted_as_rows(tmp_path, capsys):
+    paths = finished(tmp_path)
+    shards, trained = paths.out("download") / "shards.json", paths.out("train") / METRICS
+    write_json(shards, read_json(shards) | {"rows": 0})
+    assert summary.show(paths) == 0
+    count = read_json(trained / "train.json")["tokens"] // runfile.load(paths.run).llm.max_seq_len
+    assert f" rows {count:,} in " in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("stage", summary.SHOWN_STAGES)

@@ -256,10 +256,7 @@ def test_a_subset_of_a_dataset_is_what_its_readme_says(
     [
         ("data_files: data/*.jsonl", ["data/a", "data/b"]),
         ("data_files: ./data/*.jsonl", ["data/a", "data/b"]),
-        (
-            "data_files: data/**/*.jsonl",
-            ["data/a", "data/b", "data/deep/er/d", "data/rejected/c"],
-        ),
+        ("data_files: data/**/*.jsonl", ["data/a", "data/b", "data/deep/er/d", "data/rejected/c"]),
         ('data_files: "*.jsonl"', ["x"]),
         ('data_dir: en\n  data_files: "*.jsonl"', ["en/e"]),
         ('data_files: "**/[ex].jsonl"', ["en/e", "x"]),

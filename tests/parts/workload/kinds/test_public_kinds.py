@@ -29,12 +29,7 @@ FORMS = {
     "own loop": {"workload__inner": "worker", "model__LLM__optimizer": {"DiLoCo": INNER}},
 }
 TOKENS = 16
-OF_ALL = {
-    "model_type": "",
-    "vocab_size": tiny.VOCABULARY,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-}
+OF_ALL = {"model_type": "", "vocab_size": tiny.VOCABULARY, "bos_token_id": 0, "eos_token_id": 0}
 GPT2 = OF_ALL | {"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16}
 QWEN = OF_ALL | tiny.MODEL | {"model_type": "qwen2", "tie_word_embeddings": True}
 LORA = {"r": 2, "target_modules": ["q_proj", "v_proj"]}
@@ -228,9 +223,4 @@ def by_numpy(kind: Kind, export: Path, tokens: None) -> float:
     return ((rows["x"] @ params["w"] + params["b"] - rows["y"]) ** 2).mean().item()
 
 
-LOADED = {
-    "torch": by_torch,
-    "transformers": by_transformers,
-    "peft": by_peft,
-    "numpy": by_numpy,
-}
+LOADED = {"torch": by_torch, "transformers": by_transformers, "peft": by_peft, "numpy": by_numpy}

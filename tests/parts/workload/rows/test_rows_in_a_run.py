@@ -14,6 +14,7 @@ from pipeline import download, runfile
 from pipeline.audit import rows_file
 from pipeline.language_model import held_out
 from pipeline.language_model.subject import LanguageModelSubject
+from pipeline.monitor.monitor import Monitor
 from pipeline.pages.report_page import _data
 from pipeline.sources import dry_run
 from pipeline.stage.artifacts import INPUTS, Paths
@@ -93,8 +94,11 @@ def test_a_bundles_rows_may_have_any_words(stage, tmp_path):
         rows_file.read(tmp_path / "rows.safetensors", PLAIN, other, None)
 
 
-def test_the_report_counts_rows(stage):
+def test_report_and_monitor_count_rows(stage, tmp_path):
     run, shards = stage()
+    assert run.llm.counted == ("rows", WIDTH)
+    shown = Monitor(run, tmp_path / "run.toml", tmp_path, 0).fields
+    assert "rows_per_second" in shown and "tokens_per_second" not in shown
     rounds = [{"round": {"data_index": 0, "batch_size": 12}}]
     told = dict(_data(run, read_json(shards / "shards.json"), rounds))
     assert told["To train on"] == "30 rows" and told["Held out"] == "10 rows, never trained on"
