@@ -119,16 +119,18 @@ def report(
             planted |= {("message", draw.peer, step) for step in false}
         one = 1, at in drawn, seen, seen and accused[at]
         counts[kind] = [*map(add, counts[kind], one)]
-    chance, always, honest, own = counts.values()
+    sealed, (chance, always, honest, own) = sum(map(len, seal.lies.values())), counts.values()
     low, high, share = 0.0, 1.0, "and no share, of none or where not all drawn were repeated"
     if chance[0] and chance[1] == chance[2]:
         low, high = binomtest(chance[3], chance[0]).proportion_ci()  # by Clopper and Pearson
         share = f"so that audits find {low:.3f} to {high:.3f} of such windows (95 %)"
     text = (
-        "windows with lies that the lab planted by a seal that the first link names already, and "
-        f"that are merged: {chance[0]} that chance could spare, {chance[1]} drawn, {chance[2]} of "
+        "windows with lies in time that the lab planted by a seal that the first link names "
+        f"already: {chance[0]} that chance could spare, {chance[1]} drawn, {chance[2]} of "
         f"these repeated here, {chance[3]} found, {share}; {always[0]} others, {always[2]} "
         f"repeated, {always[3]} found; without such lies: {honest[2]} of {honest[0]} repeated, "
-        f"{honest[3]} accused, and {own[2]} of {own[0]} of the lab's own, {own[3]} accused"
+        f"{honest[3]} accused, and {own[2]} of {own[0]} of the lab's own, {own[3]} accused; of "
+        f"{sealed} lies in the seal {sealed - len(planted)} never came to be, or came too late"
     )
-    return PlantedReport([text], counts | {"interval": [low, high]}, planted)
+    lies = {"interval": [low, high], "sealed": sealed, "in_time": len(planted)}
+    return PlantedReport([text], counts | lies, planted)

@@ -174,10 +174,8 @@ def _claims(followed: FollowedRun, replayed: Sequence[RepeatedWindow]) -> list[P
     merged = sum(len(entry.decision.applied) for entry in entries)
     ejected = {p: why for entry in entries for p, why in entry.decision.ejected.items()}
     out = "".join(f"; peer {peer} was ejected ({why})" for peer, why in sorted(ejected.items()))
-    over = [
-        w for w in run.snapshots(setup.start.step).windows if w.last <= setup.start.step + count
-    ]
-    total_windows = len(over) * run.peers.count
+    # each that is over, of who sent a message in it
+    total_windows = len(followed.chain.draws.drawn) + len(followed.chain.draws.spared)
     asked, left = (sum(len(getattr(e, what)) for e in entries) for what in ("asked", "left"))
     values = {"rounds": count, "of": total, "messages": merged, "ejected": sorted(ejected)}
     values |= {"asked": asked, "left": left}

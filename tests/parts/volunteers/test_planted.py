@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from lockstep.errors import LockstepError, RequestError
-from parts.volunteers import joining, keys, layout, planted
+from parts.volunteers import joining, keys, layout, planted, stored_verification
 from parts.volunteers.chain.draws import AuditDraw
 from parts.volunteers.store.schemes import open_store
 from parts.volunteers.training.process import Onlooker
@@ -33,7 +33,7 @@ def test_a_planted_lie_is_found_and_accuses_nobody_once_the_seal_is_open(lying, 
     assert (claims["planted"].kind, claims["windows"].values["repeated"]) == ("sampled", [[0, 0]])
     assert claims["planted"].values == {
         "by_chance": [0, 0, 0, 0], "interval": [0.0, 1.0], "always_drawn": [1, 1, 1, 1],
-        "honest": [2, 2, 1, 0], "own_honest": [0, 0, 0, 0],
+        "honest": [2, 2, 1, 0], "own_honest": [0, 0, 0, 0], "sealed": 2, "in_time": 1,
     }  # fmt: skip
     with pytest.raises(LockstepError, match="peer 1, round 2") as caught:
         verify(store, tmp_path, "drawn")
@@ -61,9 +61,14 @@ def test_a_seal_that_the_lab_changed_afterwards_is_not_open(lying, tmp_path):
 def test_only_windows_that_chance_could_spare_count_for_the_share(lying, tmp_path):
     """By draws of later windows than the run has, which stand for those of a longer one."""
     with tiny.like_a_process():
-        _, transcript, chain, _ = joining.follow(
+        followed = joining.follow(
             f"file://{opened(lying, tmp_path)}", tmp_path, Onlooker(False, bool)
         )
+    _, transcript, chain, _ = followed
+    drawn = [chain.draws.drawn.pop()]  # as if peer 2 had sent nothing
+    left = {claim.name: claim.values for claim in stored_verification._claims(followed, [])}
+    assert left["other_windows"] == {"count": 2}
+    chain.draws.drawn += drawn
     own, other, at = chain.draws.drawn[2].key, chain.draws.drawn[0].key, chain.head.seconds
     window = AuditDraw(2, 0, 1, 3, at, own, 0, by_chance=True)
     drawn = [window._replace(number=n) for n in range(3)]

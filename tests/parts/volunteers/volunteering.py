@@ -141,9 +141,14 @@ def finish(folder: Path) -> None:
 
 
 def finish_with_a_lie(folder: Path) -> None:
-    """Make a run of one window: peer 1 lies in round 2, and peer 2, which is planted, in 3."""
+    """Make a run of one window: peer 1 lies in round 2, and peer 2, which is planted, in 3.
+
+    It would lie in round 4 too, which the run does not have.
+    """
     lie = {"kind": "sign_flip", "peer": 1, "rounds": [2, 2]}
-    opened(folder, 3, lies={3: "sign_flip"}, config__total_steps=3, faults__schedule=[lie])
+    opened(
+        folder, 3, lies={3: "sign_flip", 4: "drift"}, config__total_steps=3, faults__schedule=[lie]
+    )
     started = [train(folder, f"{peer:03}") for peer in range(3)]
     assert ended(started) == [0] * 3, output(folder)
 
