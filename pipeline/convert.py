@@ -23,6 +23,7 @@ from lockstep.machine import memory
 from lockstep.machine.progress import Progress
 from lockstep.tables.validation import choices
 from pipeline import runfile
+from pipeline.net.limits import FetchLimit
 from pipeline.stage import artifacts, devices, pins
 from pipeline.stage.artifacts import Paths
 from pipeline.stage.untrusted_files import check_file, check_inside, expand, unchanged
@@ -117,6 +118,7 @@ def _init(run: runfile.Run, checkpoint: runfile.CheckpointInit, folder: Path) ->
     hf_config = fresh_config(run, checkpoint)
     model, model_config = hf.model_of(hf_config, INIT)
     memory.check(model.shapes(model_config), INIT, run.runtime.memory_gb)
+    FetchLimit.count({INIT: 4 * sum(map(math.prod, hf.param_shapes(model, model_config).values()))})
     params = fresh_params(model, model_config, checkpoint.seed)
     (folder / "hf").mkdir()
     hf.write_folder(folder / "hf", hf_config, params, "float32")

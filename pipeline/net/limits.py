@@ -96,7 +96,7 @@ class ListingLimit:
 
 
 class FetchLimit:
-    """The most bytes that files may have which are fetched in a `with` block, all together.
+    """The most bytes that files may have which are fetched or made in a `with` block, all together.
 
     It is a reader's, for files that a stranger names: a pin is compared only once a file is here.
     Each counts once, by its address, with as many bytes as are asked for, before any of them comes.
@@ -125,7 +125,7 @@ class FetchLimit:
                 limit._sizes[address] = max(size, limit._sizes.get(address, 0))
             if (total := sum(limit._sizes.values())) > limit.most:
                 raise BadRequestError(
-                    f"{brief(next(iter(sizes)), 200)}: would make {total:,} bytes to fetch, "
+                    f"{brief(next(iter(sizes)), 200)}: would make {total:,} bytes of files, "
                     f"expected at most {limit.most:,}; {limit._remedy}"
                 )
 

@@ -18,6 +18,7 @@ PRIVATE = "local|localhost|localdomain|internal|intranet|lan|home|corp|arpa"
 # Of a name, no IP; without what one parser takes for the end of a host and another does not.
 PUBLIC_URL = rf"https://(?:[\w-]+\.)+(?!(?:{PRIVATE})\b)[a-z][a-z0-9-]+(?::\d+)?(?:[/?][^\s\\]*)?"
 MOST_AT_ONCE = 2**16  # rows or requests: no batch has more sequences
+LONGEST_SIDE = 2**12  # of a block: its cosines take 32 bytes for each square of it, while made
 
 
 class Use(IntEnum):
@@ -45,8 +46,8 @@ class KeyAnswer(NamedTuple):
     lacks: Callable[[Any], str] | None = None
 
 
-def _at_most(value: int) -> str:
-    return f"at most {MOST_AT_ONCE}" if value > MOST_AT_ONCE else ""
+def _at_most(most: int) -> Callable[[int], str]:
+    return lambda value: f"at most {most}" if value > most else ""
 
 
 def _lacks_hub_name(value: str) -> str:
@@ -65,10 +66,6 @@ def _lacks_source(value: str) -> str:
     return _lacks_https(value) if is_address else _lacks_hub_name(value)
 
 
-def _lacks_nothing(value: Collection[str]) -> str:
-    return "[]" if value else ""
-
-
 def _lacks_own_tasks(value: Collection[str]) -> str:
     own = Evaluate.model_fields["tasks"].default
     return "" if set(value) <= set(own) else f"{show(own)} or []"
@@ -78,11 +75,11 @@ FREE = KeyAnswer(Use.JOINED)
 SAID = KeyAnswer(Use.REPEATED)  # fetched, pushed or consented to by nobody who repeats steps
 LIE = KeyAnswer(Use.FOLLOWED)  # a peer of the reader's would sign it
 NEVER = KeyAnswer(0)
-BOUNDED = KeyAnswer(0, _at_most)
+BOUNDED, SIDE = KeyAnswer(0, _at_most(MOST_AT_ONCE)), KeyAnswer(0, _at_most(LONGEST_SIDE))
 HUB_NAME = KeyAnswer(Use.REPEATED, _lacks_hub_name)
 HTTPS = KeyAnswer(Use.REPEATED, _lacks_https)
 SOURCE = KeyAnswer(Use.REPEATED, _lacks_source)
-NOWHERE = KeyAnswer(Use.REPEATED, _lacks_nothing)
+NOWHERE = KeyAnswer(Use.REPEATED, lambda value: "[]" * bool(value))
 OWN_TASKS = KeyAnswer(Use.REPEATED, _lacks_own_tasks)
 
 AnswerRow = tuple[str, str, KeyAnswer]

@@ -26,6 +26,7 @@ from pipeline.runfile.answers import (
     NOWHERE,
     OWN_TASKS,
     SAID,
+    SIDE,
     SOURCE,
     AnswerRow,
     KeyAnswer,
@@ -55,6 +56,7 @@ ANSWERS: tuple[AnswerRow, ...] = (
     ("model.LLM", "architecture data_type max_seq_len cold_start_warmup_steps", FREE),
     # numbers, and words of a list (a test checks that)
     ("model.LLM.lr_schedule*", "*", FREE),
+    ("model.LLM.optimizer*", "compression_chunk", SIDE),
     ("model.LLM.optimizer*", "*", FREE),
     ("model.LLM.checkpoint", "Ephemeral Init Hub P2P Gcs P2PGcs Run", FREE),
     ("model.LLM.checkpoint", "Dummy", SAID),

@@ -60,10 +60,9 @@ def test_a_seal_that_the_lab_changed_afterwards_is_not_open(lying, tmp_path):
 @pytest.mark.long
 def test_only_windows_that_chance_could_spare_count_for_the_share(lying, tmp_path):
     """By draws of later windows than the run has, which stand for those of a longer one."""
+    address = f"file://{opened(lying, tmp_path)}"
     with tiny.like_a_process():
-        followed = joining.follow(
-            f"file://{opened(lying, tmp_path)}", tmp_path, Onlooker(False, bool)
-        )
+        followed = joining.follow(address, tmp_path, Onlooker(False, bool))
     _, transcript, chain, _ = followed
     drawn = [chain.draws.drawn.pop()]  # as if peer 2 had sent nothing
     left = {claim.name: claim.values for claim in stored_verification._claims(followed, [])}

@@ -131,6 +131,15 @@ def test_data_that_are_more_than_the_reader_wants_are_not_fetched(tmp_path, monk
         assert not hub.elsewhere  # where its large files are
 
 
+def test_fresh_weights_that_are_more_than_the_reader_wants_are_not_made(tmp_path):
+    keys.create(tmp_path / "me.pem")
+    data = {"model__LLM__data_location": "Dummy", "download": {}, "pins__data": ""}
+    address, count = f"file://{put(tmp_path, data)}", "bytes of files, expected at most 0"
+    with tiny.like_a_process(), refused("checkpoint.Init.config", count, "--max-gb"):
+        joining.join(address, tmp_path / "reader", tmp_path / "me.pem", 0, from_state=False)
+    assert not [*(tmp_path / "reader").rglob("*.safetensors")]
+
+
 @pytest.mark.parametrize("value", [None, [None], {"a": None}, 2**70])
 def test_what_no_run_file_can_hold_is_said_of_the_strangers(value, tmp_path):
     store = put(tmp_path, {})

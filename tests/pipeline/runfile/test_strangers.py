@@ -22,6 +22,9 @@ from tests.pipeline.runfile.edited_run import edited
 DATA, CHECKPOINT, OPTIMIZER = (
     f"model.LLM.{name}" for name in ("data_location", "checkpoint", "optimizer")
 )
+CHUNK, LIE = "compression_chunk", {"kind": "sign_flip", "peer": 0, "rounds": [1, 2]}
+SIDE = f"{OPTIMIZER}.Distro.{CHUNK}"
+NUMBERED = f"{DATA}.Http.location.NumberedFiles.url_template"
 # Every key of which a stranger's value does not count everywhere, and where it is taken.
 ANSWERED = {
     **dict.fromkeys(("peers.micro_batch", "evaluate.batch_size"), "BOUNDED"),
@@ -29,17 +32,18 @@ ANSWERED = {
     **dict.fromkeys(("evaluate.trust_task_code", "export.every_epoch", "download.stream"), "SAID"),
     "config.checkpointers": "NOWHERE",
     **{f"faults.schedule{key}": "LIE" for key in ("", ".kind", ".peer", ".rounds", ".size")},
-    **{f"{CHECKPOINT}.Dummy{key}": "SAID" for key in ("", ".repo_id", ".revision")},
-    **{f"{CHECKPOINT}.{kind}.repo_id": "HUB_NAME" for kind in ("Hub", "P2P")},
+    **{f"{OPTIMIZER}.{name}.{CHUNK}": "SIDE" for name in ("AdaDistro", "Distro", "SparseLoCo")},
     **{
-        f"{DATA}.{key}": answer
-        for answer, keys in (
-            ("SAID", "Server Server.address Local Local.path Url Url.url Corpus.packages"),
-            ("SAID", "WeightedHttp WeightedHttp.url"),
-            ("HUB_NAME", "Preprocessed.source Hub.repo_id"),
-            ("HUB_NAME", "Corpus.tokenizer Text.tokenizer WeightedText.tokenizer"),
-            ("SOURCE", "Text.source WeightedText.sources.source"),
-            ("HTTPS", "Http.location.SingleUrl.url Http.location.NumberedFiles.url_template"),
+        f"{table}.{key}": answer
+        for table, answer, keys in (
+            (CHECKPOINT, "SAID", "Dummy Dummy.repo_id Dummy.revision"),
+            (CHECKPOINT, "HUB_NAME", "Hub.repo_id P2P.repo_id"),
+            (DATA, "SAID", "Server Server.address Local Local.path Url Url.url Corpus.packages"),
+            (DATA, "SAID", "WeightedHttp WeightedHttp.url"),
+            (DATA, "HUB_NAME", "Preprocessed.source Hub.repo_id"),
+            (DATA, "HUB_NAME", "Corpus.tokenizer Text.tokenizer WeightedText.tokenizer"),
+            (DATA, "SOURCE", "Text.source WeightedText.sources.source"),
+            (f"{DATA}.Http.location", "HTTPS", "SingleUrl.url NumberedFiles.url_template"),
         )
         for key in keys.split()
     },
@@ -84,9 +88,7 @@ KEYS = dict(every_key(Run))
 
 
 def test_each_key_of_the_run_file_has_its_answer():
-    names = {
-        answer: name for name, answer in vars(answers).items() if isinstance(answer, KeyAnswer)
-    }
+    names = {one: name for name, one in vars(answers).items() if isinstance(one, KeyAnswer)}
     found = {key: names.get(answer_to(key)) for key in KEYS if key != "runtime"}
     assert {key for key, word in found.items() if word is None} == set()  # a new key
     assert {key: word for key, word in found.items() if word != "FREE"} == ANSWERED
@@ -121,10 +123,8 @@ def test_what_is_answered_at_once_has_numbers_and_words_of_a_list_alone():
             isinstance(annotation, type) and issubclass(annotation, Variant)
         ):
             leaves = [part for part in parts_of(annotation) if not get_args(part)]
-            texts = {part for part in leaves if part is str}
-            if kind(annotation) is dict:  # a number for each group of params, by its name
-                texts = set()
-            assert not texts, key
+            # a dict is a number for each group of params, by its name
+            assert kind(annotation) is dict or str not in leaves, key
             assert closed & {*map(kind, parts_of(annotation))}, key
 
 
@@ -190,12 +190,7 @@ REFUSED = [
         (DATA, http(SingleUrl=url), f"{DATA}.Http.location.SingleUrl.url", Use.REPEATED)
         for url in ("http://169.254.169.254/latest", "https://10.0.0.7/a.ds", "file:///a.ds")
     ),
-    (
-        DATA,
-        http(**numbered("http://host.example.org/{}.ds")),
-        f"{DATA}.Http.location.NumberedFiles.url_template",
-        Use.REPEATED,
-    ),
+    (DATA, http(**numbered("http://host.example.org/{}.ds")), NUMBERED, Use.REPEATED),
     (CHECKPOINT, {"Hub": {"repo_id": "/home/me/model"}}, f"{CHECKPOINT}.Hub.repo_id", Use.REPEATED),
     (CHECKPOINT, {"Hub": {"repo_id": "tests/tiny.py"}}, f"{CHECKPOINT}.Hub.repo_id", Use.REPEATED),
     (CHECKPOINT, {"P2P": {"repo_id": "./model"}}, f"{CHECKPOINT}.P2P.repo_id", Use.REPEATED),
@@ -206,13 +201,9 @@ REFUSED = [
     ("evaluate.sample_tasks", ["hellaswag"], "evaluate.sample_tasks", Use.REPEATED),
     ("evaluate.batch_size", 10**9, "evaluate.batch_size", None),
     ("peers.micro_batch", 10**9, "peers.micro_batch", None),
+    (SIDE, 2**16 - 1, SIDE, None),
     ("download.stream", True, "download.stream", Use.REPEATED),
-    (
-        "faults.schedule",
-        [{"kind": "sign_flip", "peer": 0, "rounds": [1, 2]}],
-        "faults.schedule",
-        Use.FOLLOWED,
-    ),
+    ("faults.schedule", [LIE], "faults.schedule", Use.FOLLOWED),
 ]
 
 

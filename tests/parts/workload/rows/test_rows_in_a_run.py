@@ -39,10 +39,8 @@ def stage(tmp_path) -> Stage:
         document = tiny.run_document(tmp_path, **changes)
         document["model"]["LLM"]["data_location"] = {"Arrays": location}
         tiny.write_run(tmp_path / "run.toml", document)
-        run, paths = (
-            runfile.load(tmp_path / "run.toml"),
-            Paths("download", tmp_path / "run.toml", tmp_path),
-        )
+        run = runfile.load(tmp_path / "run.toml")
+        paths = Paths("download", tmp_path / "run.toml", tmp_path)
         download.run(run, paths)
         return run, paths.out("download")
 
