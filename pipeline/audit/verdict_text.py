@@ -4,6 +4,8 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from functools import partial
 
+from pipeline.runfile.derived_run import counted
+
 UNPRINTABLE = "\ufffd"  # Unicode's character for what cannot be shown
 NAMED = 4  # liars that one line has room for
 STATED = (
@@ -90,9 +92,9 @@ def reason(verdict: dict) -> str:
     if not count:
         return "no findings"
     if verdict["policy"] == "strict":
-        return f"{_count(count, 'finding')} (policy strict refuses any)"
+        return f"{counted(count, 'finding')} (policy strict refuses any)"
     applied = sum(finding["applied"] for finding in verdict["findings"])
-    return f"{applied} of {_count(count, 'finding')} got into the params (policy applied)"
+    return f"{applied} of {counted(count, 'finding')} got into the params (policy applied)"
 
 
 def trained_nothing(verdict: dict) -> bool:
@@ -104,7 +106,7 @@ def caught(verdict: dict) -> str:
     """Return how many peers lied to no effect, in words: 3 liars caught, 2 of them ejected."""
     liars = {finding["peer"] for finding in verdict["findings"]}
     ejected = liars & {int(peer) for peer in verdict["ejected"]}
-    text = f"{_count(len(liars), 'liar')} caught"
+    text = f"{counted(len(liars), 'liar')} caught"
     if liars <= ejected:
         return f"{text} and ejected"
     return f"{text}, {len(ejected)} of them ejected" if ejected else text
@@ -195,7 +197,7 @@ def absences(verdict: dict) -> list[tuple[str, str]]:
         (name, ", ".join(f"peer {peer} in round {step}" for peer, step in verdict[key].items()))
         for name, key in (("ejected", "ejected"), ("dropped out", "dropped"))
     ]
-    late = [f"peer {p} ({_count(count, 'message')})" for p, count in verdict["late"].items()]
+    late = [f"peer {p} ({counted(count, 'message')})" for p, count in verdict["late"].items()]
     return [(name, text) for name, text in (*rounds, ("late", ", ".join(late))) if text]
 
 
@@ -232,7 +234,3 @@ def _rounds(replayed: Iterable[dict]) -> str:
 
 def _empty(verdict: dict) -> str:
     return f"{verdict['empty_rounds']:,} of {verdict['audited_rounds']:,} rounds"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -46,10 +46,6 @@ class KeyAnswer(NamedTuple):
     lacks: Callable[[Any], str] | None = None
 
 
-def _at_most(most: int) -> Callable[[int], str]:
-    return lambda value: f"at most {most}" if value > most else ""
-
-
 def _lacks_hub_name(value: str) -> str:
     is_name = re.fullmatch(REPO_ID, value, re.ASCII) and not Path(value).exists()
     return "" if is_name else "owner/name on the hub, which is the name of no folder here"
@@ -62,8 +58,7 @@ def _lacks_https(value: str) -> str:
 
 
 def _lacks_source(value: str) -> str:
-    is_address = "://" in value
-    return _lacks_https(value) if is_address else _lacks_hub_name(value)
+    return _lacks_https(value) if "://" in value else _lacks_hub_name(value)
 
 
 def _lacks_own_tasks(value: Collection[str]) -> str:
@@ -75,7 +70,8 @@ FREE = KeyAnswer(Use.JOINED)
 SAID = KeyAnswer(Use.REPEATED)  # fetched, pushed or consented to by nobody who repeats steps
 LIE = KeyAnswer(Use.FOLLOWED)  # a peer of the reader's would sign it
 NEVER = KeyAnswer(0)
-BOUNDED, SIDE = KeyAnswer(0, _at_most(MOST_AT_ONCE)), KeyAnswer(0, _at_most(LONGEST_SIDE))
+BOUNDED = KeyAnswer(0, lambda value: f"at most {MOST_AT_ONCE}" * (value > MOST_AT_ONCE))
+SIDE = KeyAnswer(0, lambda value: f"at most {LONGEST_SIDE}" * (value > LONGEST_SIDE))
 HUB_NAME = KeyAnswer(Use.REPEATED, _lacks_hub_name)
 HTTPS = KeyAnswer(Use.REPEATED, _lacks_https)
 SOURCE = KeyAnswer(Use.REPEATED, _lacks_source)
