@@ -1,4 +1,8 @@
-"""The interface of a provider of data: its arguments and results.
+"""Where shards come from: a provider for each data location, with its arguments and results.
+
+The room `token_files` has the locations whose files hold tokens already, `text` those that are
+tokenized here. Each module has one constant, `PROVIDER`; a part has those of its locations. All
+that is refused of a location is a LockstepError.
 
 A provider fills an empty folder with `train/NNNNN.ds`, `held_out/NNNNN.ds` and, where there is a
 tokenizer, `tokenizer/` in Hugging Face form. It checks that every token id is below `vocab_size`,
@@ -9,17 +13,19 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Protocol
 
 import numpy as np
 from pydantic import Field
 
+from lockstep.errors import LockstepError
 from lockstep.machine.progress import Progress
+from lockstep.tables.variant import variant_name
 from pipeline.joints import Joint
 from pipeline.net.origin import Origin
-from pipeline.runfile import Network, Run
-from pipeline.runfile.data import Limit
+from pipeline.runfile import Network, Run, data
 from pipeline.stage.artifacts import Paths
 from pipeline.tokens.shards import FORMAT, Shards, Split
 
@@ -48,7 +54,7 @@ class FetchOptions:
     """
 
     store: Path
-    limit: Limit | None
+    limit: data.Limit | None
     stream: bool
     network: Network
     progress: Callable[..., Progress]
@@ -158,3 +164,70 @@ class Provider(NamedTuple):
     fetch: Callable[[Any, Path, FetchOptions], Fetched]
     source_sha256: Callable[[Any, FetchOptions], str | None] = lambda location, options: None
     streams: bool = False
+
+
+# A location in the run file -> the module that provides it. A new provider is a line.
+PROVIDERS = {
+    data.DataCorpus: "text.corpus",
+    data.DataDummy: "token_files.dummy",
+    data.DataHttp: "token_files.remote_files",
+    data.DataHub: "token_files.remote_files",
+    data.DataLocal: "token_files.local",
+    data.DataPreprocessed: "token_files.preprocessed",
+    data.DataText: "text.text",
+    data.DataUrl: "token_files.remote_files",
+    data.DataWeightedHttp: "token_files.remote_files",
+    data.DataWeightedText: "text.text",
+}
+
+
+class OffersSources(Protocol):
+    """Providers of a part's own data locations."""
+
+    PROVIDERS: Mapping[type[data.Data], Provider]
+
+
+SOURCES = Joint[OffersSources]("sources")
+
+
+def survey(location: data.Data, options: FetchOptions) -> Survey:
+    """Describe what a run would read: listings are requested, but no files."""
+    return provider_of(location, options).survey(location, options)
+
+
+def fetch(location: data.Data, folder: Path, options: FetchOptions) -> Fetched:
+    """Fill an empty folder with the location's shards and tokenizer."""
+    return provider_of(location, options).fetch(location, folder, options)
+
+
+def source_sha256(location: data.Data, options: FetchOptions) -> str | None:
+    """Return the `sha256` that `fetch` will give its source; None where only fetching tells."""
+    return provider_of(location, options).source_sha256(location, options)
+
+
+def provider_of(location: data.Data, options: FetchOptions | None = None) -> Provider:
+    """Return the provider of a data location.
+
+    Raises:
+      LockstepError: this release has none, or the run wants to stream what is made here.
+    """
+    if isinstance(location, data.DataServer):
+        raise LockstepError(
+            f"{variant_name(location)}: would need a Psyche data server at {location.address}, and "
+            "its protocol, which this release does not speak; expected a location of files, such "
+            "as Http or Hub: `lockstep import` makes one of the data.toml beside a state.toml"
+        )
+    provider = _provider(type(location))
+    if options and options.stream and not provider.streams:
+        raise LockstepError(
+            f"download.stream is true, expected false with {variant_name(location)}: it is made "
+            "into token files before training"
+        )
+    return provider
+
+
+def _provider(kind: type[data.Data]) -> Provider:
+    for part in SOURCES:
+        if kind in part.PROVIDERS:
+            return part.PROVIDERS[kind]
+    return import_module(f"{__package__}.{PROVIDERS[kind]}").PROVIDER

@@ -17,7 +17,7 @@ from lockstep.tables.variant import variants_of
 from pipeline import download, runfile, sources
 from pipeline.runfile.data import DataLocal, Limit
 from pipeline.sources import dry_run, source_sha256
-from pipeline.sources.provider import Provider, fetch_options
+from pipeline.sources.provider import PROVIDERS, SOURCES, Provider, fetch_options
 from pipeline.stage.artifacts import Paths, verify
 from pipeline.stage.keys import PROJECT
 from pipeline.tokens.ids import check_ids
@@ -292,7 +292,7 @@ def test_a_data_server_is_refused_before_any_work(tmp_path):
 
 
 def test_every_location_but_a_data_server_has_a_provider():
-    locations = [*sources.PROVIDERS, *(kind for p in sources.SOURCES for kind in p.PROVIDERS)]
+    locations = [*PROVIDERS, *(kind for p in SOURCES for kind in p.PROVIDERS)]
     for location in locations:
         assert isinstance(sources.provider_of(location.model_construct()), Provider)
     known = {location.tag() for location in locations} | {"Server"}
@@ -300,7 +300,7 @@ def test_every_location_but_a_data_server_has_a_provider():
 
 
 def test_one_provider_does_not_import_another(monkeypatch):
-    for name in sources.PROVIDERS.values():
+    for name in PROVIDERS.values():
         monkeypatch.delitem(sys.modules, f"pipeline.sources.{name}", raising=False)
     assert sources.provider_of(DataLocal(path="x")).streams
     assert "pipeline.sources.text.corpus" not in sys.modules
