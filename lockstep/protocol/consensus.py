@@ -31,7 +31,7 @@ class ElectedWitnesses:
         return tuple([members[i] for i in committee.witnesses(seed, len(members), nodes)])
 
     def participants(self, round_: Round, evidence: Evidence) -> Iterable[tuple[int, Bloom]]:
-        """Yield who reported on a round, and the peers that it heard from, as a filter."""
+        """Yield each witness that attested to a round, and whom it heard from, as a filter."""
         for attestation in evidence.attestations:
             yield attestation.witness, attestation.participants_filter(round_.seed)
 

@@ -377,7 +377,7 @@ class Door:
     def __init__(self, listening: zmq.Socket, most: int):
         self.listening, self.most = listening, most
         self.port = 0  # once it is known: only connections to it are ever cut off
-        self._open: dict[int, None] = {}  # descriptors, the oldest first
+        self._connections: dict[int, None] = {}  # descriptors, the oldest first
         self._peers: dict[Place, int] = {}  # ... over which a peer's process spoke last
         self._lock = threading.Lock()
         address = f"inproc://door-{id(self)}"
@@ -403,18 +403,18 @@ class Door:
         while (event := recv_monitor_message(self._events))["event"] != zmq.EVENT_MONITOR_STOPPED:
             descriptor = event["value"]
             with self._lock:
-                self._open.pop(descriptor, None)
+                self._connections.pop(descriptor, None)
                 self._peers = {p: d for p, d in self._peers.items() if d != descriptor}
                 if event["event"] == zmq.EVENT_ACCEPTED:
-                    self._open[descriptor] = None
-                    if len(self._open) > self.most:
+                    self._connections[descriptor] = None
+                    if len(self._connections) > self.most:
                         self._cut_off_some()
 
     def _cut_off_some(self) -> None:
         peers = set(self._peers.values())
-        strangers = [descriptor for descriptor in self._open if descriptor not in peers]
+        strangers = [descriptor for descriptor in self._connections if descriptor not in peers]
         for descriptor in strangers[: max(0, len(strangers) - self.most)]:
-            del self._open[descriptor]
+            del self._connections[descriptor]
             _cut_off(descriptor, self.port)
 
 

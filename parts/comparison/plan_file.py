@@ -34,7 +34,7 @@ def plan_path(compare_file: Path = COMPARE_FILE) -> Path:
 
 
 def table_path(compare_file: Path, ending: str) -> Path:
-    """Return a file of the planned comparison's table, in one of its forms."""
+    """Return the path of the planned comparison's table, in one of its forms."""
     return FOLDER / f"{compare_file.stem}{ending}"
 
 
@@ -61,12 +61,12 @@ def planned(plan: Path) -> dict[str, dict[str, Any]]:
 
 
 def result_path(name: str) -> Path:
-    """Return the file that holds the result of a training, by its name in the plan."""
+    """Return the path of the result of a training, by its name in the plan."""
     return FOLDER / "trainings" / f"{name}.json"
 
 
-def results(plan: Path, of: str | None = None) -> list[Path]:
-    """Return the results of all trainings of a plan, or those that one of them needs."""
+def result_paths(plan: Path, of: str | None = None) -> list[Path]:
+    """Return the paths of the results of a plan's trainings, or of those that one needs."""
     trainings = planned(plan)
     with expecting(plan, A_PLAN, KeyError, TypeError):
         return [*map(result_path, trainings if of is None else trainings[of]["needs"])]

@@ -20,7 +20,7 @@ checkpoint planned:
 # such it would have Snakemake train again what another comparison has, and forget the rest.
 rule trained:
     input:
-        lambda wildcards: [ancient(str(path)) for path in plan_file.results(PLAN, wildcards.name)],
+        lambda wildcards: [ancient(str(path)) for path in plan_file.result_paths(PLAN, wildcards.name)],
     output:
         str(plan_file.result_path("{name}")),
     shell:
@@ -30,7 +30,8 @@ rule trained:
 rule compare:
     input:
         lambda wildcards: [
-            ancient(str(path)) for path in plan_file.results(Path(checkpoints.planned.get().output[0]))
+            ancient(str(path))
+            for path in plan_file.result_paths(Path(checkpoints.planned.get().output[0]))
         ],
     shell:
         "python -m pipeline compare {config[compare]:q} --table"

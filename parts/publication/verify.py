@@ -297,16 +297,16 @@ def check_transcript(
         )
     if useless := sorted(listed - due):
         raise LockstepError(f"{useless[0]}: a file that no drawn window needs, expected none")
-    extents: dict[str, list[tuple[int, int]]] = {}
+    ranges: dict[str, list[tuple[int, int]]] = {}  # of the messages in each payload
     for entry in transcript.rounds:
         for message in (*entry.evidence.messages.values(), *entry.evidence.others.values()):
             if message.payload is not None and message.offset is not None:
-                extents.setdefault(message.payload, []).append((message.offset, message.bytes))
-    for payload, parts in extents.items():
+                ranges.setdefault(message.payload, []).append((message.offset, message.bytes))
+    for payload, of_messages in ranges.items():
         name, end = f"{TRANSCRIPT}/payloads/{payload}", 0
         if name not in listed:
             continue
-        for offset, count in sorted(parts):
+        for offset, count in sorted(of_messages):
             if offset != end:
                 raise LockstepError(f"{name}: a message at {offset}, expected one at {end}")
             end += count

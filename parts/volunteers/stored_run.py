@@ -113,11 +113,11 @@ def stored_run(setup: Setup, onlooker: Onlooker | None = None) -> StoredRun:
     store = open_store(address, run.runtime)
     document, sha256, stored = statements.read_run(store)
     lab = parse_public(document.lab, store.address)
-    _check(setup, document, store.address)
+    _check_is_the_stored_run(setup, document, store.address)
     admissions = Admissions(store, sha256, lab, document.slots)
     volunteer = _volunteer(setup, admissions)
     if volunteer is not None:
-        _test(setup, document, store.address)
+        _check_step(setup, document, store.address)
     if volunteer is not None and isinstance(store, WebStore) and store.endpoint.hides:
         reader = AddressReader(volunteer.peer, volunteer.key.public_key(), sha256, document)
         store = open_addressed(store.address, reader, volunteer.key, lab, run.runtime)
@@ -140,7 +140,7 @@ def stored_run(setup: Setup, onlooker: Onlooker | None = None) -> StoredRun:
     return StoredRun(start, Process(chain, volunteer, onlooker), setup)
 
 
-def _check(setup: Setup, document: RunDocument, address: str) -> None:
+def _check_is_the_stored_run(setup: Setup, document: RunDocument, address: str) -> None:
     """Check that this machine would do what the stored run asks for."""
     local = opening.document_of(setup, document.lab)
     fields = "release", "run", "pins", "start", "slots", "payload_bytes", "own_bytes", "state_bytes"
@@ -156,7 +156,7 @@ def _check(setup: Setup, document: RunDocument, address: str) -> None:
         raise LockstepError(f"{name} is {actual!r} here, expected {expected!r} as in {address}")
 
 
-def _test(setup: Setup, document: RunDocument, address: str) -> None:
+def _check_step(setup: Setup, document: RunDocument, address: str) -> None:
     """Check that this machine takes a step as the stored run's lab did, where all are to do so."""
     if document.self_test is not None and (result := self_test(setup)) != document.self_test:
         raise LockstepError(

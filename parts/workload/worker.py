@@ -234,7 +234,7 @@ class Worker:
         self.ask(ask)
 
     def close(self) -> None:
-        """End the worker's process.
+        """Close the workload's worker: end its process.
 
         Raises:
           LockstepError: It changed files that are not its own, or imported what is not in its hash.

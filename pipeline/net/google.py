@@ -312,7 +312,7 @@ class BucketFolder:
 
 
 def _measure(content: BinaryIO) -> tuple[int, str]:
-    """Return the size of a file for a bucket, and its CRC32C in hexadecimal."""
+    """Return a file's size and its CRC32C in hexadecimal, as Google Cloud Storage has them."""
     digest, size = hasher("crc32c", 0), 0
     while piece := content.read(READ_BYTES):
         digest.update(piece)

@@ -28,7 +28,7 @@ NAMES_OF_A_CHECKPOINT = ("seed", "repo_id", "revision", "bucket", "prefix", "key
 
 
 def recheck(published: PublishedRun) -> list[PublicClaim]:
-    """Make the run's start if messages are kept; else `witness` does, if replays lead to it."""
+    """Make the run's first weights once more, if messages are kept; else `witness` may."""
     if published.kept:
         published.start = make_start(published)
         return [start_claim(published.start)]

@@ -138,7 +138,7 @@ def encode(rows: ArrayRows, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def described(rows: ArrayRows | FileRows) -> str:
-    """Return a few words on rows: their arrays, or that they are files."""
+    """Return a few words on what a row of a run's data is: its arrays, or a file."""
     if isinstance(rows, FileRows):
         return "the SHA-256 of a file"
     return ", ".join(f"{array.name} {array.dtype} {list(array.shape)}" for array in rows.arrays)

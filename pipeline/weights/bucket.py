@@ -239,19 +239,19 @@ def _fetch(
         return dict(zip(files, store.fetch(transfers, cache, network, bar), strict=True))
 
 
-def _keep_only(folder: Path, names: Iterable[str]) -> None:
+def _keep_only(folder: Path, names_in_bucket: Iterable[str]) -> None:
     """Remove files that an earlier download of a bucket without a manifest left there."""
     with writes(folder):
         for path in folder.iterdir():
             # a folder belongs to another prefix; hidden files are locks
-            if path.name not in names and path.name[0] != "." and not path.is_dir():
+            if path.name not in names_in_bucket and path.name[0] != "." and not path.is_dir():
                 path.unlink()
 
 
-def _write_index(folder: Path, names: Iterable[str]) -> None:
+def _write_index(folder: Path, names_in_bucket: Iterable[str]) -> None:
     """Write the index of a bucket's shards that came without one, from their headers."""
     weight_map = {}
-    for name in sorted(name for name in names if name.endswith(".safetensors")):
+    for name in sorted(name for name in names_in_bucket if name.endswith(".safetensors")):
         weight_map |= dict.fromkeys(TensorFile(folder / name), name)
     write_json(folder / hf.INDEX, {"metadata": {}, "weight_map": weight_map})
 

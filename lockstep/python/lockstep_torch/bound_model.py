@@ -185,7 +185,7 @@ class BoundModel:
             )
 
     def count_statistics(self, lots: Any) -> None:
-        """Recompute the statistics of batch norms, at the current parameters, over lots of rows.
+        """Recompute the bound model's batch norms, at its current parameters, over lots of rows.
 
         They stand until they are computed again: a gradient puts back what it moves of them.
         """

@@ -113,7 +113,7 @@ def sign_file(content: bytes, lab: PrivateKey, run: Hash, name: str) -> bytes:
 
 
 def sealed_in(data: bytes | None, lab: PublicKey, run: Hash, name: str) -> bytes | None:
-    """Return what is sealed in a file of addresses; None if it is not the lab's for this name."""
+    """Return the sealed addresses in a file; None if it is not the lab's for this name."""
     if data is None:
         return None
     signature, content = data[:SIGNATURE_BYTES], data[SIGNATURE_BYTES:]

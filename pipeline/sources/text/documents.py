@@ -101,7 +101,7 @@ def documents(
     elif packing is not None:
         contents = _of_lines(path, name, packing, column, left_out)
     else:
-        contents = _of_text(path, name, left_out, alone)
+        contents = _text_documents(path, name, left_out, alone)
     for data in contents:
         if not data:
             left_out[EMPTY] += 1
@@ -294,7 +294,7 @@ def _zstd(raw: BinaryIO, name: str) -> Iterator[BinaryIO]:
 # ---- Text ----
 
 
-def _of_text(path: Path, name: str, left_out: Counter[str], alone: bool) -> Iterator[bytes]:
+def _text_documents(path: Path, name: str, left_out: Counter[str], alone: bool) -> Iterator[bytes]:
     most = PART_BYTES if alone else DOCUMENT_BYTES + 1
     try:
         with open(path, "rb") as file:
@@ -315,8 +315,8 @@ def _parts(data: bytes, file: BinaryIO) -> Iterator[bytes]:
     """Cut a document's text after the last line in each PART_BYTES, else a word or character."""
     while chunk := file.read(PART_BYTES):
         # so that no character is cut: its first byte is the last that is not 0b10xxxxxx
-        last = range(max(0, len(data) - 4), len(data))
-        character = max((i for i in last if data[i] & 192 != 128), default=len(data))
+        tail = range(max(0, len(data) - 4), len(data))
+        character = max((i for i in tail if data[i] & 192 != 128), default=len(data))
         cut = data.rfind(b"\n") + 1 or data.rfind(b" ") + 1 or character
         if cut:
             yield data[:cut]

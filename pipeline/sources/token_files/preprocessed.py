@@ -64,7 +64,7 @@ SHARD_NUMBERS = 2**20
 ROW_TOKENS = 2**24  # at most, of a row, which is read into memory
 LEAST_NUMBERS = 2**28  # that any row group may have; more only if its bytes are not too few
 # A column of a file -> the column of the shards (columns.py), in the order of a row.
-COLUMNS: dict[str, Column] = {
+PARQUET_COLUMNS: dict[str, Column] = {
     "inputs": "inputs",
     "labels": "labels",
     "position_ids": "position_ids",
@@ -259,8 +259,8 @@ def _listing(read: str, files: Iterable[LocationFile], says: dict[str, str]) -> 
 class Parquet:
     """A parquet file of rows.
 
-    `columns` are those of COLUMNS that it has, `kinds` the columns of the shards, `rows` is the
-    number of rows, and `length` the tokens of the first, 0 without rows.
+    `columns` are those of PARQUET_COLUMNS that it has, `kinds` the columns of the shards, `rows` is
+    the number of rows, and `length` the tokens of the first, 0 without rows.
 
     Raises:
       LockstepError: it is not a parquet file, lacks a column, or has one of another type; or
@@ -279,7 +279,7 @@ class Parquet:
             self.columns = self._find_columns()
             self.kinds = tuple(
                 kind
-                for column, kind in COLUMNS.items()
+                for column, kind in PARQUET_COLUMNS.items()
                 if column in self.columns or (kind == "labels" and self._is_packed)
             )
             self._check_size()
@@ -318,7 +318,7 @@ class Parquet:
                 found: dict[Column, np.ndarray] = {}
                 for column in self.columns:
                     lists = _Lists(self.name, column, batch.column(column), done)
-                    found[COLUMNS[column]] = _read(lists, length, vocab_size)
+                    found[PARQUET_COLUMNS[column]] = _read(lists, length, vocab_size)
                     if column == "position_ids" and not self._is_packed:
                         _check_one_sequence(lists, found["position_ids"], found.get("labels"))
                     elif column == "sequence_lengths" and "labels" not in found:
@@ -331,7 +331,7 @@ class Parquet:
         from pyarrow import types
 
         schema = self._file.schema_arrow
-        columns = tuple(column for column in COLUMNS if column in schema.names)
+        columns = tuple(column for column in PARQUET_COLUMNS if column in schema.names)
         if "inputs" not in columns:
             actual = brief(", ".join(schema.names)) or "none"
             raise LockstepError(f"{self.name}: found columns {actual}, expected inputs among them")
@@ -346,8 +346,8 @@ class Parquet:
                 if lists and types.is_primitive(kind.value_type):
                     raise LockstepError(
                         f"{self.name}: found column {brief(column)} of {brief(str(kind))}, "
-                        f"expected of such columns {', '.join(COLUMNS)} alone: nothing reads it; "
-                        f"a token that is not to count has the label {UNCOUNTED}"
+                        f"expected of such columns {', '.join(PARQUET_COLUMNS)} alone: nothing "
+                        f"reads it; a token that is not to count has the label {UNCOUNTED}"
                     )
             elif not (lists and types.is_integer(kind.value_type)):
                 actual = brief(str(kind))

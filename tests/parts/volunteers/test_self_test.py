@@ -17,8 +17,8 @@ def test_machine_takes_the_runs_first_step_as_the_lab_did(finished):
     with tiny.like_a_process():
         setup = set_up.read(run, paths.out("convert"), paths.out("download"))
         document = opening.document_of(setup, f"ed25519:{'0' * 64}", set_up.self_test(setup))
-        stored_run._test(setup, document, "a store")
+        stored_run._check_step(setup, document, "a store")
         other = document.model_copy(update={"self_test": "ab" * 32})
         with pytest.raises(LockstepError, match="a first step here gives .*, expected abababab"):
-            stored_run._test(setup, other, "a store")
-        stored_run._test(setup, document.model_copy(update={"self_test": None}), "a store")
+            stored_run._check_step(setup, other, "a store")
+        stored_run._check_step(setup, document.model_copy(update={"self_test": None}), "a store")
