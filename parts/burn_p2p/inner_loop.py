@@ -17,8 +17,8 @@ from pydantic import Field
 from lockstep.errors import LockstepError, StepError
 from lockstep.files import read_json, sha256_file, write_json
 from lockstep.optim.optimizer import Tree
-from lockstep.tables.answers import Metrics, SaidPath
 from lockstep.tables.table import Table
+from lockstep.tables.untrusted_values import Metrics, SaidPath
 from lockstep.tables.validation import validate
 from parts.burn_p2p.packs import Session, model_at, read_params, write_params
 from pipeline.stage.untrusted_files import check_file

@@ -15,8 +15,8 @@ from pydantic import Field
 from lockstep.errors import LockstepError
 from lockstep.files import read_json
 from lockstep.optim.optimizer import Tree
-from lockstep.tables.answers import ELEMENTS, Metrics
 from lockstep.tables.table import AsTuple, Table
+from lockstep.tables.untrusted_values import ELEMENTS, Metrics
 from lockstep.tables.validation import validate
 from parts.burn_p2p.python.lockstep_worker import pack_files
 from pipeline.stage.untrusted_files import check_file

@@ -18,8 +18,8 @@ from pydantic import Field, ValidationError
 
 from lockstep.errors import brief
 from lockstep.protocol.attestation import Hash
-from lockstep.tables.answers import Shape
 from lockstep.tables.table import U64, AsTuple, Table
+from lockstep.tables.untrusted_values import Shape
 from lockstep.wire.spool import Buffer
 
 PROTOCOL_VERSION = 2

@@ -25,7 +25,7 @@ from parts.carrier.channel import Line, PeerSecret, endpoint
 from parts.carrier.requests import AnswerHeader, Buffer, FrameError, Outcome, PeerRequest, encode
 from pipeline import runfile
 from pipeline.runfile import strangers
-from pipeline.runfile.answers import Use
+from pipeline.runfile.strangers_values import Use
 from pipeline.stage import devices
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from lockstep.tables.faults import PeerNumber
 from lockstep.tables.table import AsTuple, Table, wrong
-from pipeline.runfile.answers import AnswerRow
+from pipeline.runfile.strangers_values import AnswerRow
 from pipeline.runfile.tables import CoreRuntime
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from pipeline.language_model import cudnn
 from pipeline.net import limits
 from pipeline.net.limits import FetchLimit, NetSettings
 from pipeline.runfile import Runtime, as_text, strangers
-from pipeline.runfile.answers import Use
+from pipeline.runfile.strangers_values import Use
 from pipeline.stage import devices, lock, logs
 from pipeline.stage.artifacts import Paths
 from pipeline.start import set_up

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, cast
 
 from lockstep.tables.table import Count, Positive, Table, wrong
-from pipeline.runfile.answers import FREE, AnswerRow
+from pipeline.runfile.strangers_values import FREE, AnswerRow
 from pipeline.runfile.tables import CoreRuntime, Percent
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from pydantic import Field, model_validator
 
 from lockstep.errors import LockstepError
 from lockstep.optim.optimizer import Tree
-from lockstep.tables.answers import ELEMENTS, Shape
 from lockstep.tables.table import AsTuple, Table, wrong
+from lockstep.tables.untrusted_values import ELEMENTS, Shape
 from lockstep.tables.validation import validate
 from parts.workload.tables import workload_of
 from pipeline import runfile

@@ -17,9 +17,9 @@ from lockstep.tables.table import (
     Url,
     wrong,
 )
-from pipeline.runfile.answers import FREE, NEVER, SAID, AnswerRow
 from pipeline.runfile.checkpoint import CheckpointEphemeral, CheckpointRun
 from pipeline.runfile.data import AnyShuffle, Data, HeldOutPercent
+from pipeline.runfile.strangers_values import FREE, NEVER, SAID, AnswerRow
 from pipeline.runfile.tables import CoreRuntime, Evaluate, Peers
 
 if TYPE_CHECKING:

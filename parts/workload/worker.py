@@ -19,7 +19,7 @@ import numpy as np
 from lockstep.errors import LockstepError, expecting
 from lockstep.optim.optimizer import Tree
 from lockstep.programs.permutation import permute
-from lockstep.tables.answers import Metrics
+from lockstep.tables.untrusted_values import Metrics
 from lockstep.tables.validation import validate
 from parts.workload.description import SOURCE, Description, code_hash, files_of
 from parts.workload.process.messages import WorkerDiedError, WorkerError

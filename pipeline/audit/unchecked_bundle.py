@@ -10,8 +10,8 @@ from lockstep.files import read_json
 from lockstep.machine.progress import size
 from pipeline import runfile
 from pipeline.runfile import strangers
-from pipeline.runfile.answers import Use
 from pipeline.runfile.parts import check_parts
+from pipeline.runfile.strangers_values import Use
 from pipeline.stage.keys import PROJECT, WORKLOADS, lacks_of_factory
 from pipeline.stage.untrusted_files import check_regular
 

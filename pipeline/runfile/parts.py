@@ -14,7 +14,7 @@ from pydantic import Field, create_model
 from lockstep.errors import LockstepError
 from lockstep.tables.table import Table
 from pipeline.joints import Joint
-from pipeline.runfile.answers import AnswerRow
+from pipeline.runfile.strangers_values import AnswerRow
 from pipeline.runfile.tables import CoreRuntime
 
 if TYPE_CHECKING:

@@ -16,7 +16,9 @@ from lockstep.errors import RequestError
 from lockstep.tables.table import Table
 from lockstep.tables.validation import show
 from lockstep.tables.variant import Variant
-from pipeline.runfile.answers import (
+from pipeline.runfile.parts import TABLES
+from pipeline.runfile.run import Run, Runtime, parse
+from pipeline.runfile.strangers_values import (
     BOUNDED,
     FREE,
     HTTPS,
@@ -32,8 +34,6 @@ from pipeline.runfile.answers import (
     KeyAnswer,
     Use,
 )
-from pipeline.runfile.parts import TABLES
-from pipeline.runfile.run import Run, Runtime, parse
 from pipeline.toml_file import check_values
 
 CONSENTED = ("workload.factory",)  # keys whose values a reader may take by a word of its own

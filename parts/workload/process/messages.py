@@ -11,8 +11,8 @@ from pydantic import BeforeValidator, Field
 
 from lockstep.errors import LockstepError, RequestError, StepError, UnfinishedError, brief
 from lockstep.files import loads
-from lockstep.tables.answers import Metrics, SaidNumber, SaidNumbers, SaidPath
 from lockstep.tables.table import AsTuple, Table
+from lockstep.tables.untrusted_values import Metrics, SaidNumber, SaidNumbers, SaidPath
 from lockstep.tables.validation import validate
 from pipeline.tokens.rows import NAME
 

@@ -15,7 +15,7 @@ from parts.volunteers.training.process import Onlooker
 from pipeline import runfile
 from pipeline.__main__ import app
 from pipeline.runfile import as_text
-from pipeline.runfile.answers import Use
+from pipeline.runfile.strangers_values import Use
 from tests import tiny
 from tests.errors import refused
 from tests.parts.publication.published_run import print_of

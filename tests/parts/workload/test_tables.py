@@ -5,7 +5,7 @@ import pytest
 from lockstep.errors import RequestError
 from parts.workload.tables import workload_of
 from pipeline.runfile import Runtime, strangers
-from pipeline.runfile.answers import Use
+from pipeline.runfile.strangers_values import Use
 from tests.pipeline.runfile.edited_run import DATA, LOCAL, edited
 
 PINNED = ("pins", {"data": "ab" * 32, "checkpoint": "ab" * 32})

@@ -11,10 +11,10 @@ import pytest
 from lockstep.errors import RequestError
 from lockstep.tables.table import Table
 from lockstep.tables.variant import Variant, variants_of
-from pipeline.runfile import Run, Runtime, answers, strangers
-from pipeline.runfile.answers import KeyAnswer, Use
+from pipeline.runfile import Run, Runtime, strangers, strangers_values
 from pipeline.runfile.schema import json_schema
 from pipeline.runfile.strangers import ANSWERS, answer_to
+from pipeline.runfile.strangers_values import KeyAnswer, Use
 from tests.errors import refused
 from tests.offered import offered
 from tests.pipeline.runfile.edited_run import edited
@@ -88,7 +88,8 @@ KEYS = dict(every_key(Run))
 
 
 def test_each_key_of_the_run_file_has_its_answer():
-    names = {one: name for name, one in vars(answers).items() if isinstance(one, KeyAnswer)}
+    kinds = vars(strangers_values).items()
+    names = {one: name for name, one in kinds if isinstance(one, KeyAnswer)}
     found = {key: names.get(answer_to(key)) for key in KEYS if key != "runtime"}
     assert {key for key, word in found.items() if word is None} == set()  # a new key
     assert {key: word for key, word in found.items() if word != "FREE"} == ANSWERED

@@ -1,4 +1,4 @@
-"""The answers to a stranger's values of keys: what each key's value does, and how far it is taken.
+"""What a value of a stranger's key does, and how far it is taken: the kinds of answers to a key.
 
 `strangers.py` has the answers to the core's keys; a part's are beside its tables.
 """
@@ -17,7 +17,7 @@ REPO_ID = r"\w[\w.-]*/\w[\w.-]*"
 PRIVATE = "local|localhost|localdomain|internal|intranet|lan|home|corp|arpa"
 # Of a name, no IP; without what one parser takes for the end of a host and another does not.
 PUBLIC_URL = rf"https://(?:[\w-]+\.)+(?!(?:{PRIVATE})\b)[a-z][a-z0-9-]+(?::\d+)?(?:[/?][^\s\\]*)?"
-MOST_AT_ONCE = 2**16  # rows or requests: no batch has more sequences
+MOST_IN_A_BATCH = 2**16  # rows or requests: no batch has more sequences
 LONGEST_SIDE = 2**12  # of a block: its cosines take 32 bytes for each square of it, while made
 
 
@@ -70,7 +70,7 @@ FREE = KeyAnswer(Use.JOINED)
 SAID = KeyAnswer(Use.REPEATED)  # fetched, pushed or consented to by nobody who repeats steps
 LIE = KeyAnswer(Use.FOLLOWED)  # a peer of the reader's would sign it
 NEVER = KeyAnswer(0)
-BOUNDED = KeyAnswer(0, lambda value: f"at most {MOST_AT_ONCE}" * (value > MOST_AT_ONCE))
+BOUNDED = KeyAnswer(0, lambda value: f"at most {MOST_IN_A_BATCH}" * (value > MOST_IN_A_BATCH))
 SIDE = KeyAnswer(0, lambda value: f"at most {LONGEST_SIDE}" * (value > LONGEST_SIDE))
 HUB_NAME = KeyAnswer(Use.REPEATED, _lacks_hub_name)
 HTTPS = KeyAnswer(Use.REPEATED, _lacks_https)
