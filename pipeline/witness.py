@@ -12,19 +12,19 @@ from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from lockstep.files import read_json, write_json, write_text
+from lockstep.files import read_json, write_json
 from lockstep.machine import allocator
 from lockstep.machine.progress import Progress
 from lockstep.programs.placement import DeviceGroup, side_by_side
 from lockstep.transcript.transcript import Transcript
 from lockstep.transcript.windows import Window
 from pipeline import runfile
-from pipeline.audit import bundle, sample, verdict_text
+from pipeline.audit import bundle, sample
 from pipeline.audit.audit import audit, whose_own_is_here
 from pipeline.audit.replay import Replay, WindowOutcome
 from pipeline.audit.verdict import Finding, contradictions, judge, merged
 from pipeline.stage import devices
-from pipeline.stage.artifacts import METRICS, Paths
+from pipeline.stage.artifacts import Paths
 from pipeline.start import set_up
 from pipeline.start.set_up import Setup
 
@@ -78,19 +78,7 @@ def _audit(setup: Setup, transcript: Transcript, paths: Paths) -> None:
                 bundle.write(folder / name, replay, window, peer, repeated)
                 findings = [replace(f, bundle=name) if f in repeated else f for f in findings]
         verdict = judge(run, transcript, findings, why, windows, replayed, kept=replay.kept)
-        text = verdict_text.render(verdict.model_dump())
-        write_text(folder / "verdict.json", verdict.model_dump_json(indent=2) + "\n")
-        write_text(folder / "verdict.txt", text)
-        metrics = {
-            "accepted": verdict.accepted,
-            "comparable": verdict.not_comparable is None,
-            "findings": len(findings),
-            "ejected": len(verdict.ejected),
-            "audited_rounds": verdict.audited_rounds,
-            "replayed_windows": len(verdict.replayed_windows),
-            "windows": verdict.windows,
-        }
-        write_json(folder / METRICS / "witness.json", metrics)
+        text = verdict.write(folder)
     shutil.rmtree(paths.scratch, ignore_errors=True)
     for line in text.splitlines():
         log.info(f"witness: {line}")

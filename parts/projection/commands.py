@@ -2,39 +2,18 @@
 
 import math
 import re
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from lockstep.errors import LockstepError
-from lockstep.machine.progress import size
 from pipeline.command_options import RUN_FILES, count
-
-if TYPE_CHECKING:
-    from parts.projection.project import PlannedSwarm
 
 app = typer.Typer()
 
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 MEGABITS = {"kbps": 1e-3, "mbps": 1.0, "gbps": 1e3}  # a second
 MOST = 1e12  # seconds, and megabits a second
-NEVER = 1e6  # hours: a century
-ROUTES = {
-    "broadcast": "each downloads every other's message",
-    "hub": "a hub merges the messages, at no cost, and each downloads what it made",
-    "ring": "each sends and receives sums of parts around a ring, of dense messages alone",
-}
-HEADS = (
-    "method",
-    "bits per param",
-    "local steps",
-    "sent a round",
-    "received",
-    "seconds a round",
-    "computes",
-    "goodput",
-)
 
 
 @app.command("project", rich_help_panel=RUN_FILES)
@@ -66,7 +45,7 @@ def project_run(  # noqa: PLR0913 - each is an option
     ] = 4e14,
 ) -> None:
     """Say what a large run would take with each method, from its links and failures."""
-    from parts.projection.project import PlannedSwarm
+    from parts.projection.project import PlannedSwarm, lines
 
     tokens = tokens or 20 * params
     sizes = {"params": (params, 1e15), "batch": (batch, 1e15), "tokens": (tokens, 1e18)}
@@ -90,43 +69,6 @@ def project_run(  # noqa: PLR0913 - each is an option
     if batch < peers:
         raise LockstepError(f"--batch {batch:g}: expected at least a token for each of the peers")
     print(*lines(swarm), sep="\n")
-
-
-def lines(swarm: "PlannedSwarm") -> Iterator[str]:
-    """Yield the projection's table in Markdown, and its assumptions."""
-    from parts.projection.project import MEASURED, at_least, not_summed, project
-
-    yield f"| {' | '.join((*HEADS, 'hours'))} |"
-    yield f"|{'---|' * (len(HEADS) + 1)}"
-    for row in project(swarm):
-        method = row.method
-        cells = [method.label, f"{method.bits:.3g}", str(method.local_steps), size(row.sent)]
-        cells += [size(row.received), f"{row.seconds:,.3g}"]
-        cells += [f"{100 * share:.3g} %" for share in (row.utilisation, row.goodput)]
-        cells.append("never" if row.hours > NEVER else f"{row.hours:,.3g}")
-        yield f"| {' | '.join(cells)} |"
-    yield ""
-    if left := ", ".join(method.label for method in not_summed(swarm)):
-        yield f"Not by a ring, since sums of their messages are not messages: {left}."
-    enough = at_least(swarm.needed, swarm.peers, swarm.present)
-    yield (
-        f"Peers are there {swarm.present:.2%} of the time, and {swarm.quorum:.0%} of them at once "
-        f"{enough:.2%} of it. Where each failure stops all, {swarm.all_or_nothing:.2%} of the time "
-        "trains."
-    )
-    yield (
-        f"Stated: {swarm.tokens:,.3g} tokens, {swarm.batch:,.3g} in a local step; a peer computes "
-        f"{swarm.flops:.3g} operations a second, 6 for each param and token, so "
-        f"{swarm.tokens_per_second:,.0f} tokens a second; {ROUTES[swarm.topology]}; failures are "
-        "independent, and a peer that fails loses its round."
-    )
-    yield f"Bits of sparse messages: {MEASURED}; of others, by their formats."
-    yield (
-        "Nothing here was run. Another project measured utilisation 1.08 to 1.92 times worse than "
-        "its model (github.com/Adnan082/diloco-measured, read 2026-11-24, DiLoCo at 30.8 M params; "
-        "data parallelism far worse than that). Local steps learn less from the same "
-        "tokens; by how much, no column says."
-    )
 
 
 # ---- Numbers with units: 40e9, 100Mbps, 12h ----

@@ -5,17 +5,20 @@ Docs: docs/explanation/verification.md.
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Literal
 
 from pydantic.dataclasses import dataclass
 
+from lockstep.files import write_json, write_text
 from lockstep.protocol.attestation import Hash
 from lockstep.protocol.closing import sender
 from lockstep.tables.table import NumberKey, Table
 from lockstep.transcript.transcript import Transcript
 from lockstep.transcript.windows import Window
 from pipeline import runfile
-from pipeline.audit import sample
+from pipeline.audit import sample, verdict_text
+from pipeline.stage.artifacts import METRICS
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,23 @@ class Verdict(Table):
     """Number of messages of each peer that came too late, or never."""
     findings: tuple[Finding, ...]
     """All findings, by round."""
+
+    def write(self, folder: Path) -> str:
+        """Write verdict.json, verdict.txt and the verdict's metrics; return the text."""
+        text = verdict_text.render(self.model_dump())
+        write_text(folder / "verdict.json", self.model_dump_json(indent=2) + "\n")
+        write_text(folder / "verdict.txt", text)
+        metrics = {
+            "accepted": self.accepted,
+            "comparable": self.not_comparable is None,
+            "findings": len(self.findings),
+            "ejected": len(self.ejected),
+            "audited_rounds": self.audited_rounds,
+            "replayed_windows": len(self.replayed_windows),
+            "windows": self.windows,
+        }
+        write_json(folder / METRICS / "witness.json", metrics)
+        return text
 
 
 def accepts(policy: str, findings: Sequence[Finding]) -> bool:

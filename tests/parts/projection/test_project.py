@@ -8,8 +8,8 @@ import typer
 from typer.testing import CliRunner
 
 from lockstep.methods import CARDS
-from parts.projection.commands import lines, mbps, seconds
-from parts.projection.project import METHODS, PlannedSwarm, at_least, project
+from parts.projection.commands import mbps, seconds
+from parts.projection.project import METHODS, PlannedSwarm, at_least, lines, project
 from pipeline import __main__ as command_line
 from tests.errors import check_names, refused
 
