@@ -154,7 +154,7 @@ def _convert(folder: Path, out: Path) -> None:
 
 
 def _generate(folder: Path, out: Path) -> None:
-    from pipeline.generate import Continuations, GenerateOptions
+    from pipeline.language_model.continuations import Continuations, GenerateOptions
 
     Continuations(folder, GenerateOptions(1, 0.0, None, 1.0, 0))
 

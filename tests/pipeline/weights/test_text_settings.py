@@ -7,7 +7,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from lockstep.files import read_json, write_json
-from pipeline.generate import Continuations, GenerateOptions
+from pipeline.language_model.continuations import Continuations, GenerateOptions
 from pipeline.weights import text_settings
 from tests.pipeline.exported import END, HF_CONFIG, make_tokenizer, write
 
