@@ -203,12 +203,12 @@ def _refuse(answers: Answers, names: Iterable[str], why: str) -> None:
 
 
 def _write_new(answers: Answers, model: "StartingModel", root: Path) -> None:
-    from parts.new import fitting, run_tables
+    from parts.new import run_tables, time_limits
 
     new = run_tables.new_run(answers, model)
     document, reasons = run_tables.tables(new), run_tables.reasons(new)
-    reasons |= fitting.times_that_fit(document, model.config, one_epoch=True)
-    reasons |= fitting.bits_that_audit(document, model.config)
+    reasons |= time_limits.times_that_fit(document, model.config, one_epoch=True)
+    reasons |= run_tables.bits_that_audit(document, model.config)
     head = [
         f"Made by `lockstep new` with --optimizer {answers['optimizer']} "
         f"--tokens {answers['tokens']} --peers {new.peers} --gpus {new.gpus}.",
@@ -219,10 +219,10 @@ def _write_new(answers: Answers, model: "StartingModel", root: Path) -> None:
 
 
 def _write_workload(answers: Answers, root: Path) -> None:
-    from parts.new import fitting, workload_run
+    from parts.new import time_limits, workload_run
 
     new, document, reasons = workload_run.new_run(answers, root)
-    reasons |= fitting.times_that_fit(document, new.model.config, one_epoch=True)
+    reasons |= time_limits.times_that_fit(document, new.model.config, one_epoch=True)
     head = [
         f"Made by `lockstep new` with --workload {answers['workload']}.",
         f"Model: {new.model.label}; {new.model.params:,} params that travel.",
@@ -232,8 +232,8 @@ def _write_workload(answers: Answers, root: Path) -> None:
 
 
 def _write_like(answers: Answers, like: Path, root: Path) -> None:
-    from parts.new.fitting import times_that_fit
     from parts.new.run_tables import card_named
+    from parts.new.time_limits import times_that_fit
     from pipeline import runfile
     from pipeline.preflight.model import model_of_run
     from pipeline.runfile.derived_run import tables_like

@@ -12,10 +12,12 @@ from lockstep.methods.card import Card
 from lockstep.tables.peers import MAX_CLIENTS
 from lockstep.tables.validation import choices
 from parts.new.data_tables import NewData, data_named
-from parts.new.fitting import FOREVER
+from parts.new.time_limits import FOREVER
+from pipeline import runfile
 from pipeline.command_options import AS_WRITTEN, number_of
 from pipeline.preflight.model import StartingModel
-from pipeline.runfile.derived_run import MOST_BATCH, Reasons, check_batch, counted, short
+from pipeline.runfile.derived_run import CALLED, MOST_BATCH, Reasons, check_batch, counted, short
+from pipeline.subject import programs_of
 
 STEPS = 2000  # local steps that a run is aimed at
 FEWEST_ROUNDS = 20
@@ -31,6 +33,7 @@ FINE_TUNING = 2e-5  # of AdamW, between 1e-5 of LLaMA-Factory and 5e-5 of transf
 DTYPES = "float32", "bfloat16", "float16"  # of an export
 MANY_LAYERS = 16  # above it, layers are compiled once for all
 MOST_TOKENS, MOST_GPUS = 1e15, 2**16
+BY_RULES = {"bits": "everywhere", "product_bits": 8}  # keys of [peers]
 
 
 class NewRun(NamedTuple):
@@ -288,6 +291,30 @@ def head_tokens(vocabulary: int) -> int:
 def divided(rows: int, most: int) -> int:
     """Return the largest divisor of a new run's `rows` that is at most `most`, and at least 1."""
     return max(part for part in range(1, max(1, min(rows, most)) + 1) if rows % part == 0)
+
+
+def bits_that_audit(document: dict[str, Any], model: dict[str, Any]) -> Reasons:
+    """Set a new run's `[peers] bits` to those of every machine, if all operations have rules.
+
+    Then an audit can be made anywhere. Return why the bits are what they are.
+    """
+    peers = document["peers"]
+    if peers["attention"] == "cudnn":
+        why = "cuDNN's attention has no rule"
+    else:
+        try:
+            programs_of(runfile.parse(document | {"peers": peers | BY_RULES}, CALLED), model)
+        except LockstepError as error:
+            why = str(error)
+        else:
+            peers |= BY_RULES
+            return {
+                "peers.bits": "any machine can audit it, bit for bit; a step takes 1.4 times as "
+                'long on a CPU as with "machine"',
+                "peers.product_bits": '20 takes half as much time again; bits = "machine" needs 20',
+            }
+    peers["bits"] = "machine"
+    return {"peers.bits": f"only a machine like the trainer's can audit it: {why}"}
 
 
 def reasons(new: NewRun) -> Reasons:

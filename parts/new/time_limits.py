@@ -1,11 +1,10 @@
-"""Numbers of a new run file that follow from others, by the model of `lockstep plan`."""
+"""A new run's limits of time, wide enough for its messages by the model of `lockstep plan`."""
 
 import math
 from typing import Any
 
 import jax
 
-from lockstep.errors import LockstepError
 from lockstep.machine.progress import size
 from lockstep.programs.train_step import Programs
 from lockstep.protocol import links
@@ -16,7 +15,6 @@ from pipeline.start import in_time
 from pipeline.start.round_settings import round_settings
 from pipeline.subject import programs_of
 
-BY_RULES = {"bits": "everywhere", "product_bits": 8}
 ROOM = 1.25  # of a time limit over the time that the plan says
 FOREVER, LEAST_EPOCH = 10**9, 3600  # seconds of an epoch
 
@@ -39,30 +37,6 @@ def times_that_fit(document: dict[str, Any], model: dict[str, Any], *, one_epoch
     if "epoch_time" in config and (one_epoch or reasons):  # the older spelling counts rounds
         reasons |= _whole_run(document, model)
     return reasons
-
-
-def bits_that_audit(document: dict[str, Any], model: dict[str, Any]) -> Reasons:
-    """Set a new run's `[peers] bits` to those of every machine, if all operations have rules.
-
-    Then an audit can be made anywhere. Return why the bits are what they are.
-    """
-    peers = document["peers"]
-    if peers["attention"] == "cudnn":
-        why = "cuDNN's attention has no rule"
-    else:
-        try:
-            programs_of(runfile.parse(document | {"peers": peers | BY_RULES}, CALLED), model)
-        except LockstepError as error:
-            why = str(error)
-        else:
-            peers |= BY_RULES
-            return {
-                "peers.bits": "any machine can audit it, bit for bit; a step takes 1.4 times as "
-                'long on a CPU as with "machine"',
-                "peers.product_bits": '20 takes half as much time again; bits = "machine" needs 20',
-            }
-    peers["bits"] = "machine"
-    return {"peers.bits": f"only a machine like the trainer's can audit it: {why}"}
 
 
 def _message_times(run: runfile.Run, programs: Programs, config: dict[str, Any]) -> Reasons:
