@@ -112,7 +112,7 @@ def _name(
 ) -> str:
     """Return the name of a comparison's training, by all that its result depends on; adds a key."""
     from parts.comparison.compare_file import NO_FAILURE
-    from parts.comparison.train import keys_of
+    from parts.comparison.training_process import keys_of
     from parts.comparison.trainings import Decided, digest, document, text
 
     method, shared = comparison.methods[job.method], (*job[:1], job.trial is None, *job[2:])
@@ -161,7 +161,7 @@ def _document(comparison: "Compare", base: "Run", entry: dict[str, Any]) -> dict
 
 def _train(file: Path, path: Path, name: str) -> None:
     from lockstep.tables.validation import meant
-    from parts.comparison import train
+    from parts.comparison import training_process
     from parts.comparison.trainings import PlannedTraining
 
     comparison, base = _loaded(file)
@@ -178,7 +178,7 @@ def _train(file: Path, path: Path, name: str) -> None:
     if (tables := _document(comparison, base, entry)) is None:
         result, came = NOT_NEEDED, "not needed, the best is bracketed"
     else:
-        result = train.trained(tables)
+        result = training_process.trained(tables)
         came = "diverged" if result["loss"] is None else f"held-out loss {result['loss']:.3f}"
     print(f"compare: {job.label}: {came}", flush=True)
     write_sealed(plan_file.result_path(name), result)

@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 
 from lockstep.errors import LockstepError
 from lockstep.files import read_json
-from parts.comparison import commands, compare_file, output_files, plan_file, search, train
+from parts.comparison import commands, compare_file, output_files, plan_file, search
+from parts.comparison import training_process as process
 from parts.comparison.training_result import TRAINED
 from parts.comparison.trainings import (
     Decided,
@@ -397,7 +398,7 @@ def test_a_training_after_the_end_of_its_search_is_not_done(compared_once, monke
     *trials, fourth, _, _, _ = plan_file.planned(folder_plan(folder, "five.toml"))
     for name, loss in zip(trials, (4.0, 4.1, 4.2), strict=True):
         write_sealed(folder / plan_file.result_path(name), made(loss)[0])
-    monkeypatch.setattr(train, "trained", lambda tables: pytest.fail("it trains"))
+    monkeypatch.setattr(process, "trained", lambda tables: pytest.fail("it trains"))
     compare(folder, "five.toml", "--training", fourth)
     ended = read_json(folder / plan_file.result_path(fourth))
     assert (ended["status"], ended["loss"]) == ("not needed", None)
@@ -459,7 +460,7 @@ def test_a_training_that_is_no_longer_what_was_planned_is_refused(
     folder, _ = compared_once
     shutil.copy(folder / "two.toml", tmp_path)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(train, "trained", lambda tables: pytest.fail("it trains"))
+    monkeypatch.setattr(process, "trained", lambda tables: pytest.fail("it trains"))
     tiny.write_run(Path("base.toml"), tiny.run_document(folder / "tokens"))
     compare(tmp_path, "two.toml", "--plan")
     plan = plan_file.plan_path(Path("two.toml"))

@@ -2,7 +2,7 @@
 
 import yaml
 
-from parts.comparison import plan_file, train
+from parts.comparison import plan_file, training_process
 from pipeline.stage.keys import PROJECT
 
 
@@ -19,7 +19,7 @@ def test_a_comparison_is_planned_anew_where_a_base_of_its_base_changed(tmp_path)
 
 def test_a_comparison_is_planned_anew_where_code_changed_that_a_stage_reads():
     stages = yaml.safe_load((PROJECT / "dvc.yaml").read_text())["stages"]
-    read = {dep for name in (*train.INPUTS, "train") for dep in stages[name]["deps"]}
+    read = {dep for name in (*training_process.INPUTS, "train") for dep in stages[name]["deps"]}
     source = {dep.partition("/")[0] for dep in read} - {"data", "params"}
     assert source and source <= {*plan_file.CODE}
     assert "dvc.yaml" in plan_file.CODE  # which says what a stage reads

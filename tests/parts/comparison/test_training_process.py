@@ -7,14 +7,14 @@ from pathlib import Path
 
 from lockstep.errors import DivergedError
 from lockstep.files import write_json
-from parts.comparison import train
+from parts.comparison import training_process
 from tests.errors import refused
 
 
 def test_two_comparisons_at_once_train_what_they_share_once(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(train, "keys_of", lambda content, *stages: list(stages))
-    monkeypatch.setattr(train, "_run", lambda stage, run_file, root: 0)
+    monkeypatch.setattr(training_process, "keys_of", lambda content, *stages: list(stages))
+    monkeypatch.setattr(training_process, "_run", lambda stage, run_file, root: 0)
     ended, began = [], threading.Barrier(2)
 
     def trains(run_file: Path, root: Path) -> dict:
@@ -25,9 +25,9 @@ def test_two_comparisons_at_once_train_what_they_share_once(tmp_path, monkeypatc
 
     def trained(_: int) -> dict:
         began.wait()
-        return train.trained({"peers": {"count": 4}})
+        return training_process.trained({"peers": {"count": 4}})
 
-    monkeypatch.setattr(train, "_train", trains)
+    monkeypatch.setattr(training_process, "_train", trains)
     with ThreadPoolExecutor(2) as pool:
         first, second = pool.map(trained, range(2))
     assert first == second and first["why"] == "it diverged" and len(ended) == 1
@@ -37,7 +37,7 @@ def _runs(program: str, folder: Path, monkeypatch) -> None:
     """Have each stage run a program instead."""
     folder.mkdir(exist_ok=True)
     (folder / "pipeline.py").write_text(program)
-    monkeypatch.setattr(train, "PROJECT", folder)
+    monkeypatch.setattr(training_process, "PROJECT", folder)
 
 
 def test_a_training_diverged_if_its_exit_status_says_so_whatever_its_words_are(
@@ -49,7 +49,7 @@ def test_a_training_diverged_if_its_exit_status_says_so_whatever_its_words_are(
             f"import sys; print({said!r}); sys.exit({status})", tmp_path / str(status), monkeypatch
         )
         with refused("data/diverged/x", "No space left") as raised:
-            train._run("train", tmp_path / "run.toml", tmp_path)
+            training_process._run("train", tmp_path / "run.toml", tmp_path)
         assert isinstance(raised.value, DivergedError) == (status == DivergedError.status)
 
 
@@ -57,11 +57,11 @@ def test_a_training_that_the_kernel_ends_is_said_to_be_and_its_log_named(tmp_pat
     program = "import os; print('error: train: round 2/3', flush=True); os.kill(os.getpid(), 9)"
     _runs(program, tmp_path, monkeypatch)
     with refused(tmp_path / "train.log", "signal 9"):
-        train._run("train", tmp_path / "run.toml", tmp_path)
+        training_process._run("train", tmp_path / "run.toml", tmp_path)
 
 
 def test_a_training_that_measured_nothing_has_not_diverged(tmp_path, monkeypatch):
-    monkeypatch.setattr(train, "_run", lambda stage, run_file, root: 0)
+    monkeypatch.setattr(training_process, "_run", lambda stage, run_file, root: 0)
     write_json(tmp_path / "metrics" / "train.json", {"held_out_loss": None})
     with refused(tmp_path / "run.toml", "held-out"):
-        train._train(tmp_path / "run.toml", tmp_path)
+        training_process._train(tmp_path / "run.toml", tmp_path)
