@@ -50,10 +50,10 @@ def generate(
     devices.prepare_alone()
     if COMPILED.is_dir():
         devices.keep_compiled(COMPILED)
-    from pipeline.language_model.continuations import Continuations, GenerateOptions  # imports JAX
+    from pipeline.language_model.continuations import Continuations  # imports JAX
+    from pipeline.language_model.sampling import Sampling
 
-    wish = GenerateOptions(max_new_tokens, temperature, top_k, top_p, seed)
-    model = Continuations(folder, wish)
+    model = Continuations(folder, max_new_tokens, Sampling(temperature, top_k, top_p), seed)
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")  # `_unicode` says what is none
     if not prompts:

@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 
@@ -18,16 +17,6 @@ AT_ONCE = 8  # tokens between two looks at a text that streams
 CUT = "\ufffd"  # what stands for bytes that are no character, such as the first of several
 
 
-class GenerateOptions(NamedTuple):
-    """What to generate, by the options of the command."""
-
-    max_new_tokens: int
-    temperature: float
-    top_k: int | None
-    top_p: float
-    seed: int
-
-
 class Continuations:
     """The model of an exported folder, continuing texts.
 
@@ -35,7 +24,7 @@ class Continuations:
       LockstepError: The folder is no export, it was refused, or it has no tokenizer.
     """
 
-    def __init__(self, folder: Path, wish: GenerateOptions):
+    def __init__(self, folder: Path, max_new_tokens: int, sampling: Sampling, seed: int):
         if why := hf.why_refused(folder):
             refused = folder / hf.REFUSED
             raise LockstepError(f"{refused}: {why}; expected an export that was accepted")
@@ -45,10 +34,10 @@ class Continuations:
                 f"{folder}: found no tokenizer.json, expected one to read and write text with"
             )
         params = DeviceGroup((jax.devices()[0],)).put(model.params_to_write)
-        self._folder, self._wish, self._model = folder, wish, model
+        self._folder, self._model = folder, model
         self._writer = TextWriter(model, params, context=model.context, ends=model.ends)
-        self._sampling = Sampling(wish.temperature, wish.top_k, wish.top_p)
-        if undone := model.texts.not_done(drawn=wish.temperature > 0):
+        self._max_new_tokens, self._sampling, self._seed = max_new_tokens, sampling, seed
+        if undone := model.texts.not_done(drawn=sampling.temperature > 0):
             print(f"note: {folder} says {undone}: not done here", file=sys.stderr)
 
     def generate(self, prompts: Sequence[str]) -> list[dict]:
@@ -56,9 +45,9 @@ class Continuations:
         ids = [self._ids(prompt) for prompt in prompts]
         written = self._writer.write(
             ids,
-            max_new_tokens=self._wish.max_new_tokens,
+            max_new_tokens=self._max_new_tokens,
             sampling=self._sampling,
-            seeds=[self._wish.seed] * len(ids),
+            seeds=[self._seed] * len(ids),
         )
         return [
             {
@@ -76,10 +65,10 @@ class Continuations:
         yield prompt
         for [piece] in self._writer.pieces(
             [before],
-            max_new_tokens=self._wish.max_new_tokens,
+            max_new_tokens=self._max_new_tokens,
             size=AT_ONCE,
             sampling=self._sampling,
-            seeds=[self._wish.seed],
+            seeds=[self._seed],
         ):
             new += piece
             text = self._text(before, new).rstrip(CUT)

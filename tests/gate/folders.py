@@ -154,9 +154,10 @@ def _convert(folder: Path, out: Path) -> None:
 
 
 def _generate(folder: Path, out: Path) -> None:
-    from pipeline.language_model.continuations import Continuations, GenerateOptions
+    from pipeline.language_model.continuations import Continuations
+    from pipeline.language_model.sampling import GREEDY
 
-    Continuations(folder, GenerateOptions(1, 0.0, None, 1.0, 0))
+    Continuations(folder, 1, GREEDY, 0)
 
 
 def _replay(folder: Path, out: Path) -> None:

@@ -7,12 +7,12 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from lockstep.files import read_json, write_json
-from pipeline.language_model.continuations import Continuations, GenerateOptions
+from pipeline.language_model.continuations import Continuations
+from pipeline.language_model.sampling import GREEDY
 from pipeline.weights import text_settings
 from tests.pipeline.exported import END, HF_CONFIG, make_tokenizer, write
 
 PROMPT, LENGTH = "def f(x", 24
-GREEDY = GenerateOptions(LENGTH, 0.0, None, 1.0, 0)
 NO_END = {"eos_token_id": None}
 
 
@@ -40,7 +40,7 @@ def changed(plain, place, config, generation, tokenizer):
 
 
 def ours(folder):
-    return Continuations(folder, GREEDY).generate([PROMPT])[0]
+    return Continuations(folder, LENGTH, GREEDY, 0).generate([PROMPT])[0]
 
 
 def theirs(folder):
