@@ -14,11 +14,11 @@ from urllib.parse import quote
 
 PANIC = "PanicException"  # raised by libraries in Rust, and no subclass of Exception
 HIDDEN = "..."
-LEAST = 4  # characters of a secret: a shorter one would hide half of every text
-CERTAIN = 8  # characters of a secret that is in no text by chance
+LEAST_SECRET = 4  # characters of a secret: a shorter one would hide half of every text
+CERTAIN_SECRET = 8  # characters of a secret that is in no text by chance
 LONGEST, END = 1200, 400  # characters of an error, and of its end, which says what was expected
 BOUND = 4096  # characters of a longer text, at either end, that are looked at to show some of it
-SIGNS = re.compile(r"(?i)\b(bearer|basic)\Z")
+BEFORE_CREDENTIALS = re.compile(r"(?i)\b(bearer|basic)\Z")
 _secrets: set[str] = set()
 
 
@@ -81,15 +81,15 @@ def first_line(error: BaseException) -> str:
 def keep_secret(*secrets: str | None) -> None:
     """Hide these secrets in what errors show from now on, also as an address or JSON has them."""
     for secret in secrets:
-        if secret and len(secret) >= LEAST:
+        if secret and len(secret) >= LEAST_SECRET:
             bare = secret.rstrip("=")  # base64, as some write it
             spellings = (bare, quote(secret, safe=""), json.dumps(secret)[1:-1], repr(secret)[1:-1])
-            _secrets.update(text for text in (secret, *spellings) if len(text) >= LEAST)
+            _secrets.update(text for text in (secret, *spellings) if len(text) >= LEAST_SECRET)
 
 
 def reveals(text: str) -> bool:
     """Return whether an error's text has a kept secret, one too long to be there by chance."""
-    certain = tuple(secret for secret in tuple(_secrets) if len(secret) >= CERTAIN)
+    certain = tuple(secret for secret in tuple(_secrets) if len(secret) >= CERTAIN_SECRET)
     return _any_of(certain).search(text) is not None
 
 
@@ -163,6 +163,6 @@ def _end(text: str) -> str:
     for secret in _secret_pattern().finditer(text, max(0, start - longest)):
         if secret.start() < start < secret.end():
             start = secret.end()
-    if SIGNS.search(text[:start].rstrip(" :")[-8:]):
+    if BEFORE_CREDENTIALS.search(text[:start].rstrip(" :")[-8:]):
         return re.sub(r"\A[\s:]*\S*", "", text[start:])
     return text[start:]

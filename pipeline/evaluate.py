@@ -32,14 +32,14 @@ from pipeline.weights import hf
 from pipeline.weights.exported import Exported
 
 BY_DEFAULT = runfile.Evaluate.model_fields["tasks"].default  # null where there are no questions
-TASKS = "tasks"  # folder of what the tasks asked and found
-NOTHING = dict.fromkeys(held_out.NUMBERS)
+TASKS_FOLDER = "tasks"  # folder of what the tasks asked and found
+NOTHING_MEASURED = dict.fromkeys(held_out.NUMBERS)
 
 
 class Measured(NamedTuple):
     """The results of evaluating an export; None where there is nothing to measure."""
 
-    numbers: dict[str, float | int | None] = NOTHING  # of held-out text
+    numbers: dict[str, float | int | None] = NOTHING_MEASURED  # of held-out text
     tasks: Sequence[TaskResult] = ()
     text: str | None = None  # that the model wrote
     own: dict[str, Any] | None = None  # what the subject's own code measured
@@ -83,7 +83,7 @@ def _evaluate(run: runfile.Run, paths: Paths, folder: Path, notes: list[str]) ->
         if opened.texts is None:
             notes.append("tasks and a text sample need a language model, so there are none")
         else:  # first: a package or data of a task may be missing
-            tasks = _score(run, opened.texts, paths, folder / TASKS, notes)
+            tasks = _score(run, opened.texts, paths, folder / TASKS_FOLDER, notes)
         numbers = _measure(run, opened, held_out.read(run, shards), notes)
         text = None if opened.texts is None else text_sample(run, opened.texts, notes)
         return Measured(numbers, tasks, text, opened.own_metrics())
@@ -111,14 +111,14 @@ def _measure(run: runfile.Run, opened: OpenedExport, data: HeldOutRows, notes: l
     """Return the numbers of metrics/evaluate.json."""
     if not len(data.rows_NW):
         notes.append("nothing is held out, so there is no loss to measure")
-        return NOTHING
+        return NOTHING_MEASURED
     if len(data.rows_NW) < (sequences := run.held_out.sequences):
         notes.append(
             f"[held_out] sequences = {sequences}, and there are {len(data.rows_NW)} to measure"
         )
     if (loss := opened.held_out_loss(data)) is None:
         notes.append("what was trained measures no rows, so there is no loss")
-        return NOTHING
+        return NOTHING_MEASURED
     return opened.numbers(loss, data, notes)
 
 
@@ -148,7 +148,7 @@ def _score(
 ) -> list[TaskResult]:
     """Return the results of `[evaluate] tasks`; requests and answers go to `folder`."""
     for part in SCORERS:
-        path = f"{OUT['evaluate']}/{TASKS}"  # the path of `folder`, as its files name it
+        path = f"{OUT['evaluate']}/{TASKS_FOLDER}"  # the path of `folder`, as its files name it
         return part.score_export(run, exported, paths, folder, path, notes)
     if others := [name for name in run.evaluate.tasks if name not in BY_DEFAULT]:
         raise LockstepError(f"[evaluate] tasks = {others}, expected []: parts/tasks is not here")

@@ -75,7 +75,7 @@ def test_dvc_draws_each_of_them_as_editors_read_it(tmp_path):
         copy(PROJECT / name, tmp_path / name)
     tiny.git(tmp_path, "init", "-q")
     (tmp_path / "metrics").mkdir()
-    for file, columns in (FILES | {TASKS: training_scores.COLUMNS}).items():
+    for file, columns in (FILES | {TASKS: training_scores.SCORE_COLUMNS}).items():
         rows = (columns, *([str(n)] * len(columns) for n in (1, 2)))
         (tmp_path / file).write_text("".join("\t".join(row) + "\n" for row in rows))
     shown = dvc_plots(tmp_path)

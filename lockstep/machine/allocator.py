@@ -25,9 +25,9 @@ TUNABLES = {
     "trim_threshold": 2**32,  # unused bytes above which memory returns to the kernel
     "mxfast": 0,  # small free blocks join their neighbours at once, so large ones fit there again
 }
-SETTINGS = ":".join(f"glibc.malloc.{name}={value}" for name, value in TUNABLES.items())
+GLIBC_SETTINGS = ":".join(f"glibc.malloc.{name}={value}" for name, value in TUNABLES.items())
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4  # of malloc.h
-COMPILED = "/jax/core/compile/backend_compile_duration"  # JAX's name of the event
+COMPILED_EVENT = "/jax/core/compile/backend_compile_duration"  # JAX's name of the event
 
 
 def tune() -> None:
@@ -37,7 +37,7 @@ def tune() -> None:
     """
     if "GLIBC_TUNABLES" in os.environ or platform.libc_ver()[0] != "glibc":
         return
-    os.environ["GLIBC_TUNABLES"] = SETTINGS
+    os.environ["GLIBC_TUNABLES"] = GLIBC_SETTINGS
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
@@ -46,7 +46,7 @@ def trim_after_compiling() -> None:
 
     Only where `tune` has set the allocator.
     """
-    if os.environ.get("GLIBC_TUNABLES") == SETTINGS:
+    if os.environ.get("GLIBC_TUNABLES") == GLIBC_SETTINGS:
         import jax
 
         jax.monitoring.register_event_duration_secs_listener(_trim)
@@ -81,5 +81,5 @@ def keeping() -> Iterator[None]:
 
 
 def _trim(event: str, seconds: float, **_: str | int) -> None:
-    if event == COMPILED:
+    if event == COMPILED_EVENT:
         ctypes.CDLL(None).malloc_trim(0)

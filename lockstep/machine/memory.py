@@ -10,8 +10,8 @@ import jax
 
 from lockstep.errors import LockstepError
 
-LIMIT = Path("/sys/fs/cgroup/memory.max")  # of this container, where it is in one
-RESIDENT = Path("/proc/self/statm")
+CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")  # of this container, where it is in one
+RESIDENT_PAGES = Path("/proc/self/statm")
 
 
 def check(tree: Any, what: str, memory_gb: float | None) -> None:
@@ -34,7 +34,7 @@ def check(tree: Any, what: str, memory_gb: float | None) -> None:
 def total() -> int:
     """Return the bytes of memory that this machine, or its container, has."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = LIMIT.read_text().strip() if LIMIT.is_file() else "max"
+    limit = CONTAINER_LIMIT.read_text().strip() if CONTAINER_LIMIT.is_file() else "max"
     return machine if limit == "max" else min(machine, int(limit))
 
 
@@ -48,6 +48,6 @@ def room(devices: int = 1) -> int:
 
 def resident() -> int | None:
     """Return the bytes of memory that this process has; None where the system does not tell."""
-    if not RESIDENT.is_file():
+    if not RESIDENT_PAGES.is_file():
         return None
-    return int(RESIDENT.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return int(RESIDENT_PAGES.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lockstep.optim.directions import UNIT, Sized, near_one
+from lockstep.optim.directions import LENGTH_UNIT, Sized, near_one
 from lockstep.optim.optimizer import KeyPath, Tree, group_of
 
 # Larger values are scaled down before they are summed over the peers, or a finite message of a
@@ -152,7 +152,7 @@ def _ranked(x: jax.Array, sent_P: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jnp.sort(jnp.where(sent_P, x, jnp.inf), axis=0), jnp.sum(sent_P, axis=0)
 
 
-CLIPS = 3  # iterations of `centered_clip`
+CLIP_ITERATIONS = 3  # iterations of `centered_clip`
 NO_DIRECTION = 1e-6  # a mean of unit vectors that is shorter than this is rounding only
 MOST = float(np.finfo(np.float32).max)
 AVERAGED = "embed"  # few peers share a row of this group, so its directions are not orthogonal
@@ -191,7 +191,7 @@ def centered_clip(values: Tree, weight: jax.Array) -> Tree:
     scales = jax.tree.map(few_of, values)
     values = jax.tree.map(jnp.multiply, values, scales)
     centre = median(values, weight)
-    for _ in range(CLIPS):
+    for _ in range(CLIP_ITERATIONS):
         moves = mean(jax.tree.map(clipped_difference, values, centre), weight)
         centre = jax.tree.map(jnp.add, centre, moves)
     return jax.tree.map(jnp.divide, centre, scales)
@@ -264,7 +264,7 @@ def _radial(
         norm = jnp.sqrt(jnp.sum(jnp.square(direction)))
         length_P = sized.length.reshape(-1)
         common_length = length(length_P, weight if weight.ndim == 1 else _is_there(weight))
-        unit: jax.Array = direction / (jnp.maximum(norm, NO_DIRECTION) / UNIT)
+        unit: jax.Array = direction / (jnp.maximum(norm, NO_DIRECTION) / LENGTH_UNIT)
         return common_length * jnp.where(norm > NO_DIRECTION, unit, 0.0)
 
     return jax.tree.map_with_path(average_leaf, values)

@@ -35,8 +35,8 @@ from lockstep.optim.optimizer import (
     scaled,
 )
 
-TRIED = 10  # steps: a warm-up may begin with none
-LARGEST = 2.0**60  # of an element: an infinite second moment would stay so for ever
+TRIED_STEPS = 10  # steps: a warm-up may begin with none
+LARGEST_GRADIENT = 2.0**60  # of an element: an infinite second moment would stay so for ever
 
 
 def dense(
@@ -128,7 +128,7 @@ def _slope(transform: optax.GradientTransformation) -> float:
     grads = {"w": jnp.array([[1.0, -2.0, 3.0, -4.0], [-4.0, 3.0, 2.0, 1.0]])}
     try:
         state = transform.init(params)
-        for _ in range(TRIED):
+        for _ in range(TRIED_STEPS):
             updates, state = transform.update(grads, state, params)
             slope = jnp.vdot(grads["w"], updates["w"])
             if isinstance(slope, jax.core.Tracer) or slope:
@@ -180,7 +180,7 @@ def adam(betas: tuple[float, float], eps: float) -> optax.GradientTransformation
     def update(
         grads: Tree, state: optax.OptState, params: Tree | None = None
     ) -> tuple[Tree, optax.OptState]:
-        bounded = jax.tree.map(lambda g: jnp.clip(g, -LARGEST, LARGEST), grads)
+        bounded = jax.tree.map(lambda g: jnp.clip(g, -LARGEST_GRADIENT, LARGEST_GRADIENT), grads)
         result: tuple[Tree, optax.OptState] = moments.update(bounded, state, params)
         return result
 

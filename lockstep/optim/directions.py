@@ -10,7 +10,7 @@ import numpy as np
 from lockstep.optim import expect
 from lockstep.optim.optimizer import KeyPath, group_of
 
-UNIT = 2.0**24  # the unit of `Sized.length`: a norm of many large numbers exceeds float32
+LENGTH_UNIT = 2.0**24  # the unit of `Sized.length`: a norm of many large numbers exceeds float32
 
 
 def near_one(x: jax.Array, axis: int | tuple[int, ...] | None = None) -> jax.Array:
@@ -33,14 +33,14 @@ class Sized:
     """Vectors as their directions and lengths, L2.
 
     Attributes:
-      length: The lengths in units of `UNIT`. Below 2**-102, a length is zero.
+      length: The lengths in units of `LENGTH_UNIT`. Below 2**-102, a length is zero.
     """
 
     def __init__(self, x: jax.Array, axis: tuple[int, ...]):
         scale = near_one(x, axis)
         self._near = x * scale
         self._norm = jnp.sqrt(jnp.sum(jnp.square(self._near), axis=axis, keepdims=True))
-        self.length = self._norm * (np.float32(1 / UNIT) / scale)
+        self.length = self._norm * (np.float32(1 / LENGTH_UNIT) / scale)
 
     @property
     def direction(self) -> jax.Array:
@@ -48,8 +48,8 @@ class Sized:
         return self._near * inverse(self._norm)
 
     def with_length(self, length: jax.Array) -> jax.Array:
-        """Return vectors of these directions and lengths, in units of `UNIT`."""
-        return self._near * UNIT * (length * inverse(self._norm))
+        """Return vectors of these directions and lengths, in units of `LENGTH_UNIT`."""
+        return self._near * LENGTH_UNIT * (length * inverse(self._norm))
 
 
 def inverse(norm: jax.Array) -> jax.Array:

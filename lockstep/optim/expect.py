@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-SHOWN = 80  # characters of a value; a longer one is shown as its type
+SHOWN_CHARACTERS = 80  # characters of a value; a longer one is shown as its type
 
 
 def setting(name: str, value: Any, within: Callable[[Any], Any], expected: str) -> None:
@@ -22,7 +22,7 @@ def setting(name: str, value: Any, within: Callable[[Any], Any], expected: str) 
     if isinstance(value, jax.core.Tracer) or within(value):
         return
     shown = repr(value)
-    if len(shown) > SHOWN or "\n" in shown:
+    if len(shown) > SHOWN_CHARACTERS or "\n" in shown:
         shown = f"of type {type(value).__name__}"
     raise ValueError(f"{name} is {shown}, expected {expected}")
 

@@ -19,7 +19,7 @@ from lockstep.programs.task import Task
 from lockstep.same_bits.evaluation import same_bits
 from lockstep.same_bits.products import Product
 
-LARGE = 2**26  # parameters of which two states are not held at a time
+LARGE_MODEL = 2**26  # parameters of which two states are not held at a time
 
 
 class Agreed(NamedTuple):
@@ -241,7 +241,7 @@ class TracedSteps:
 
 def is_large(parameters: int) -> bool:
     """Return whether so many parameters count as large, which decides bits: on all machines."""
-    return parameters >= LARGE
+    return parameters >= LARGE_MODEL
 
 
 def micro_batches(

@@ -16,22 +16,22 @@ if TYPE_CHECKING:
     from lockstep.protocol.run_state import CoordinatorState
 
 ROUNDING = 1e-9  # a quotient of speeds this close below a whole number counts as that number
-AGE = 10_000  # slots of messages of one age, more than there are peers
+SLOTS_OF_AN_AGE = 10_000  # slots of messages of one age, more than there are peers
 
 
 def slot(peer: int, age: int) -> int:
     """Return the slot of a message in a round that closes: its peer's number for one of age 0."""
-    return age * AGE + peer
+    return age * SLOTS_OF_AN_AGE + peer
 
 
 def sender(slot: int) -> int:
     """Return the peer that sent the message in a slot, late or not."""
-    return slot % AGE
+    return slot % SLOTS_OF_AN_AGE
 
 
 def age_of(slot: int) -> int:
     """Return the age of the message in a slot, in versions of its fragment: 0 if it is not late."""
-    return slot // AGE
+    return slot // SLOTS_OF_AN_AGE
 
 
 @dataclass(frozen=True)

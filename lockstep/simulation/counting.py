@@ -11,7 +11,7 @@ from lockstep.protocol.round import Round
 from lockstep.swarm.peers import SimulatedPeers
 from lockstep.swarm.swarm import Swarm
 
-MOST = 2**20  # of a weight, which is an integer, where counts are not
+MOST_WEIGHT = 2**20  # of a weight, which is an integer, where counts are not
 
 
 class CountingSwarm(Swarm):
@@ -63,5 +63,5 @@ def _integers(counts: Mapping[int, float]) -> dict[int, int]:
             )
     largest = max(counts.values(), default=0)
     whole = all(count == int(count) for count in counts.values()) and largest < 2**31
-    scale = 1 if whole or not largest else MOST / largest
+    scale = 1 if whole or not largest else MOST_WEIGHT / largest
     return {slot: round(count * scale) for slot, count in counts.items()}

@@ -64,7 +64,7 @@ def _names(path: KeyPath) -> tuple[str, ...]:
 
 LossFn = Callable[[Tree, Tree, jax.Array | None], jax.Array | tuple[jax.Array, jax.Array]]
 """loss_fn(params, batch, rng) -> the mean over the examples, or a sum and how much counts in it."""
-FORM = "loss_fn(params, batch, rng) -> scalar, or (sum, count)"
+LOSS_FORM = "loss_fn(params, batch, rng) -> scalar, or (sum, count)"
 
 
 class PeerRows(NamedTuple):
@@ -171,7 +171,7 @@ class LossTask:
         """Check that `loss_fn` returns a loss of such a batch, and see which; computes nothing."""
         key = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32"))
         tree = jax.eval_shape(self.nesting.restored, self.shapes)
-        check_call(self.loss_fn, "loss_fn", FORM, tree, batch, key)
+        check_call(self.loss_fn, "loss_fn", LOSS_FORM, tree, batch, key)
         returned: list[Any] = []
         jax.eval_shape(lambda *args: returned.append(self.loss_fn(*args)), tree, batch, key)
         pair = isinstance(returned[0], tuple) and len(returned[0]) == 2

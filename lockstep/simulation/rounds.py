@@ -216,7 +216,7 @@ def fits_into_memory(
     return planned.needed + kept <= (limit or planned.limit)
 
 
-KEPT = 2  # checkpoints, the newest
+KEPT_CHECKPOINTS = 2  # checkpoints, the newest
 ASKED_FOR = "simulation.json"  # beside them, the settings
 
 
@@ -233,7 +233,7 @@ class SavedSimulation:
         if folder:
             committed = settings["layout"] != "rounds"  # whose messages do not come to the host
             rounds = RoundsFile(folder / "rounds.jsonl", remedy, committed=committed)
-            checkpoints = Checkpoints(folder, KEPT)
+            checkpoints = Checkpoints(folder, KEPT_CHECKPOINTS)
         self.record = Record(rounds, checkpoints, every)
 
     def newest(self, like: State) -> Saved | None:

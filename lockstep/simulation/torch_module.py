@@ -24,7 +24,7 @@ from lockstep.simulation.loss_task import PeerRows
 
 TorchLoss = Callable[[Any, Any], Any]
 """loss_fn(module, batch) -> scalar tensor, or a sum and the number of what counts in it."""
-COUNTED = 1024  # examples over which the statistics of batch norms are computed
+COUNTED_EXAMPLES = 1024  # examples over which the statistics of batch norms are computed
 
 
 def is_module(params: Any) -> bool:
@@ -84,7 +84,7 @@ class TorchModule:
         """Compute a torch module's statistics of batch norms over these, before measuring."""
         if self._bound.state.counted:
             size = self.micro_batch
-            batches = -(-COUNTED // (size * len(data)))
+            batches = -(-COUNTED_EXAMPLES // (size * len(data)))
             for peer in data:
                 starts = range(0, min(batches * size, peer.examples.count), size)
                 self._to_count += [peer.take(np.arange(at, at + size)).examples for at in starts]

@@ -23,7 +23,7 @@ from lockstep.wire import exchange
 from lockstep.wire import message as wire
 from lockstep.wire.exchange import Asked, Sent
 
-FALSE = Claim("f" * 64, "f" * 64)  # a false verifier's report
+FALSE_CLAIM = Claim("f" * 64, "f" * 64)  # a false verifier's report
 
 
 class FaultSchedule:
@@ -226,7 +226,7 @@ class FaultSchedule:
         """Return the result that a verifier reports, a faulty one too."""
         if any(peer == check.verifier for _, _, peer in self._now(step, "false_verifier")):
             self.fired["false_verifier"] += 1
-            return FALSE
+            return FALSE_CLAIM
         if claimed is not None and self._together(check.verifier, check.peer, step):
             return claimed
         return check.found

@@ -14,7 +14,7 @@ from lockstep.same_bits.products import PRODUCTS
 from lockstep.transcript.trees import flatten
 from parts.bits.in_numpy import in_numpy, moves
 from parts.bits.opened import Arrays, Opened, on_host
-from parts.bits.operation import INPUT, LONGEST, RecordedOperation, hash_of, written
+from parts.bits.operation import INPUT, LONGEST_TEXT, RecordedOperation, hash_of, written
 
 UPDATES = {"update_jaxpr", "update_consts"}  # of a scatter, which follow from its name
 
@@ -48,7 +48,7 @@ class _Taking(Opened):
         """Tell of an operation, and return its results as those of this one."""
         arrays = list(map(self._seen, operands))
         said = RecordedOperation(
-            what=brief(what, LONGEST),
+            what=brief(what, LONGEST_TEXT),
             place="/".join(self.place),
             primitive=primitive,
             settings=written(settings),

@@ -24,10 +24,10 @@ from parts.bits.opened import Arrays, Opened, on_host
 from parts.bits.tree import leaf
 from pipeline.stage.keys import digest
 
-LONGEST, LONGEST_SETTINGS, MOST_ARRAYS = 400, 4000, 2**12
+LONGEST_TEXT, LONGEST_SETTINGS, MOST_ARRAYS = 400, 4000, 2**12
 INPUT = "input"  # what is computed in no operation
 MOST_ELEMENTS = 2**27  # of an array that is computed for a stranger
-BoundedText = Annotated[str, Field(max_length=LONGEST)]
+BoundedText = Annotated[str, Field(max_length=LONGEST_TEXT)]
 Size = Annotated[int, Field(ge=0)]
 Type = tuple[BoundedText, Annotated[tuple[Size, ...], Field(max_length=32)]]
 # Settings that are no plain numbers, by their names in `lax`

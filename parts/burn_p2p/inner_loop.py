@@ -23,7 +23,7 @@ from lockstep.tables.validation import validate
 from parts.burn_p2p.packs import Session, model_at, read_params, write_params
 from pipeline.stage.untrusted_files import check_file
 
-ROWS = "rows.json"  # beside the rows of each step: what a row is
+ROWS_FILE = "rows.json"  # beside the rows of each step: what a row is
 LOSSES = ("loss", "train_loss", "loss_mean", "train_loss_mean")  # names of the metric, in order
 MOST_STATE = 2**36  # bytes of an optimizer's state
 JOB, RESULT = "job.json", "result.json"
@@ -83,7 +83,7 @@ def _request(worker: Any, session: Session, job: Any, folder: Path) -> dict[str,
     base = folder / "base"
     write_params(base, description, job.params)
     base_rate = worker.run.llm.lr_schedule.base_lr
-    (folder / ROWS).write_text(json.dumps(worker.rows), encoding="utf-8")
+    (folder / ROWS_FILE).write_text(json.dumps(worker.rows), encoding="utf-8")
     request = {
         "base_parameter_pack_path": str(base),
         "output_parameter_pack_path": str(folder / "local"),

@@ -31,9 +31,9 @@ from parts.carrier.requests import Buffer, FrameError
 
 PART_BYTES = 2**18
 MOST_BUFFERS = 2**17  # in a message
-OVERHEAD = 2**10  # of CURVE, in a part
-WAITING = 1000  # messages in one direction of a connection, before its sender waits
-STRANGERS = 64  # connections beyond those of the peers
+CURVE_OVERHEAD = 2**10  # of CURVE, in a part
+WAITING_MESSAGES = 1000  # messages in one direction of a connection, before its sender waits
+MOST_STRANGERS = 64  # connections beyond those of the peers
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 2000, 10_000
 HANDSHAKE_MS = 10_000
 RECONNECT_SECONDS = 0.2, 2.0  # seconds before another attempt to connect: first, and at most
@@ -181,7 +181,7 @@ class Hub:
         self.socket.curve_server = True
         self.socket.curve_secretkey = secrets.private.encode()
         self.socket.router_mandatory = True  # who is not there is an error, not silence
-        self.door = Door(self.socket, len(self.places) + STRANGERS)
+        self.door = Door(self.socket, len(self.places) + MOST_STRANGERS)
         try:
             self.socket.bind(address)
         except zmq.ZMQError as error:
@@ -355,11 +355,11 @@ def _take_buffer(size: int, parts: list[zmq.Frame]) -> Buffer:
 
 
 def _prepared(socket: zmq.Socket) -> zmq.Socket:
-    socket.maxmsgsize = PART_BYTES + OVERHEAD  # holds for a stranger's handshake too
+    socket.maxmsgsize = PART_BYTES + CURVE_OVERHEAD  # holds for a stranger's handshake too
     socket.linger = 0
     socket.handshake_ivl = HANDSHAKE_MS
     socket.heartbeat_ivl, socket.heartbeat_timeout = HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS
-    socket.rcvhwm = socket.sndhwm = WAITING
+    socket.rcvhwm = socket.sndhwm = WAITING_MESSAGES
     return socket
 
 

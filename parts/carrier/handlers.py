@@ -21,7 +21,7 @@ from pipeline.stage.keys import OUT
 from pipeline.subject import programs_of, subject_of
 
 COMPUTED_BY = {"config", "model", "workload", "peers", "links", "runtime"}  # of the run file
-SHARDS = "LOCKSTEP_SHARDS"  # variable with the folder of rows that are names of files
+SHARDS_VARIABLE = "LOCKSTEP_SHARDS"  # variable with the folder of rows that are names of files
 ROWS = object()  # stands for an array of any form: the rows of a step
 
 
@@ -79,7 +79,7 @@ class Operations:
 
     def __init__(self, run: runfile.Run, model: dict, first_step: int, columns: tuple):
         self.run, self.programs = run, programs_of(run, model, first_step, columns)
-        self.programs.steps.by.shards = Path(os.environ.get(SHARDS, OUT["download"]))
+        self.programs.steps.by.shards = Path(os.environ.get(SHARDS_VARIABLE, OUT["download"]))
         parts = self.programs.parts
         self.group = device_groups(spread_over_processes(jax.devices(), parts), parts)[0]
         own, shared = jax.eval_shape(self.programs.optimizer.init, self.programs.task.shapes)

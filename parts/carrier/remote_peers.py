@@ -28,7 +28,7 @@ from lockstep.wire.facts import MessageFacts
 from parts.carrier import requests
 from parts.carrier.carrier import Carrier, Processes
 from parts.carrier.channel import Hub, Place, Secrets
-from parts.carrier.handlers import SHARDS, leaves, tables_for_a_process, trees_of
+from parts.carrier.handlers import SHARDS_VARIABLE, leaves, tables_for_a_process, trees_of
 from parts.carrier.requests import OPERATIONS, FrameError, Hashed, PeerRequest, checked
 from parts.carrier.tables import runtime_of
 from pipeline.stage import signals
@@ -504,7 +504,7 @@ def start_peers(
 def _carrier(setup: Setup, state: State, scratch: Path) -> Processes:
     run, runtime = setup.run, runtime_of(setup.run)
     shards = setup.programs.steps.by.shards.absolute()
-    environment = {"PYTHONUNBUFFERED": "1", SHARDS: os.fspath(shards)}
+    environment = {"PYTHONUNBUFFERED": "1", SHARDS_VARIABLE: os.fspath(shards)}
     if folder := jax.config.jax_compilation_cache_dir:
         environment["JAX_COMPILATION_CACHE_DIR"] = os.fspath(folder)
     backend = "cuda" if jax.default_backend() == "gpu" else "cpu"

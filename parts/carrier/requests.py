@@ -25,7 +25,7 @@ from lockstep.wire.spool import Buffer
 PROTOCOL_VERSION = 2
 REQUEST_HEADER_BYTES = 2**22  # the largest header of a request, which has the run file
 ANSWER_HEADER_BYTES = 2**20  # ... of an answer
-ARRAYS = 4096  # the most in an answer: a tree has some tens of leaves
+MOST_ARRAYS = 4096  # the most in an answer: a tree has some tens of leaves
 
 PositiveInt = Annotated[int, Field(ge=1, lt=2**31)]
 NaturalInt = Annotated[int, Field(ge=0, lt=2**31)]
@@ -84,7 +84,7 @@ class AnswerHeader(Table):
     """Why the request failed, in one line."""
     values: dict[str, Any] = {}
     """Results that are no arrays."""
-    arrays: Annotated[tuple[ArraySpec, ...], Field(max_length=ARRAYS), AsTuple] = ()
+    arrays: Annotated[tuple[ArraySpec, ...], Field(max_length=MOST_ARRAYS), AsTuple] = ()
     """The arrays that follow."""
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-LEVEL = 0.95
+INTERVAL_LEVEL = 0.95
 Pair = tuple[str, str]
 
 
@@ -25,7 +25,7 @@ class Difference(NamedTuple):
     @property
     def told_apart(self) -> bool:
         """Whether the test of all pairs together tells the two rows apart."""
-        return self.holm is not None and self.holm <= 1 - LEVEL
+        return self.holm is not None and self.holm <= 1 - INTERVAL_LEVEL
 
     def __str__(self) -> str:
         if self.low is None:
@@ -60,7 +60,7 @@ def differences(
     with np.errstate(divide="ignore", invalid="ignore"):
         t_P = np.where(mean_P == 0, 0.0, np.abs(mean_P) / error_P)
     p_P = 2 * special.stdtr(freedom, -t_P)
-    reach_P = special.stdtrit(freedom, 0.5 + LEVEL / 2) * error_P
+    reach_P = special.stdtrit(freedom, 0.5 + INTERVAL_LEVEL / 2) * error_P
     is_tested = [tested is None or frozenset(pair) in tested for pair in pairs]
     absent = 0 if tested is None else len(tested) - sum(is_tested)  # they count as tested too
     adjusted = iter(holm([*p_P[is_tested], *[1.0] * absent]))

@@ -9,12 +9,12 @@ from lockstep.machine.progress import size
 from parts.comparison.compare_file import NO_FAILURE, Compare
 from parts.comparison.pairs import Difference, differences
 from parts.comparison.search import Found, found
-from parts.comparison.training_result import COLUMNS, TRAINED
+from parts.comparison.training_result import CURVE_COLUMNS, TRAINED
 from parts.comparison.trainings import Ended, PlannedTraining, card_of_method, trials, tried
 from pipeline.audit.verdict_text import measured_on, seen_in_train
 
 AS_FEW = 1.1  # times the bytes of a row are as few
-WHOLE = 32  # bits per parameter and local step, of whole gradients
+WHOLE_BITS = 32  # bits per parameter and local step, of whole gradients
 
 
 class Row(NamedTuple):
@@ -147,7 +147,7 @@ def unbeaten(table: Sequence[Row], pairs: Sequence[Difference]) -> list[Row]:
 def whole_gradients(table: Sequence[Row]) -> Row | None:
     """Return the table's best row whose peers send whole gradients, without failures."""
     finite = [row for row in plain_rows(table) if not math.isinf(row.mean)]
-    whole = [row for row in finite if (row.bits("bytes_up") or 0) >= WHOLE]
+    whole = [row for row in finite if (row.bits("bytes_up") or 0) >= WHOLE_BITS]
     return min(whole, key=lambda row: row.mean, default=None)
 
 
@@ -164,7 +164,7 @@ def at_equal_loss(row: Row, reference: Row | None) -> dict[str, float | None]:
         pairs = zip(reference.seeds, row.seeds, strict=True)
         own = [reached(theirs["curve"], seed["loss"]) for theirs, seed in pairs]
     found: dict[str, float | None] = {}
-    for column in COLUMNS:
+    for column in CURVE_COLUMNS:
         ratios = [
             need[column] / seed["curve"][-1][column]
             for need, seed in zip(own, row.seeds, strict=False)

@@ -12,11 +12,11 @@ from pipeline.stage.artifacts import read_sealed
 TRAINED = "train_seconds"  # simulated: of training and links
 NUMBERS = ("rounds", "tokens", "parameters", "bytes_up", "bytes_down", "simulated_seconds")
 KEPT = (*NUMBERS, "held_out_stderr", "held_out_rows")  # of train.json
-COLUMNS = ("tokens", "bytes_up", TRAINED)  # of a curve, beside the loss
+CURVE_COLUMNS = ("tokens", "bytes_up", TRAINED)  # of a curve, beside the loss
 Amount, Nats = Annotated[float, Field(ge=0, le=1e18)], Annotated[float, Field(ge=-1e9, le=1e9)]
 RowCounts = Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=2, max_length=2)]
 STRICT: Any = {"__config__": ConfigDict(strict=True), "loss": (Nats, ...)}
-Measure: Any = create_model("Measure", **STRICT, **dict.fromkeys(COLUMNS, (Amount, ...)))
+Measure: Any = create_model("Measure", **STRICT, **dict.fromkeys(CURVE_COLUMNS, (Amount, ...)))
 Trained = create_model(
     "Trained",
     held_out_stderr=(Amount | None, ...),
@@ -34,7 +34,7 @@ def read(path: Path) -> dict[str, Any]:
     content = read_sealed(path, path)
     if content.get("loss", 0) is not None:
         validate(Trained, content, str(path))
-        for name in COLUMNS:
+        for name in CURVE_COLUMNS:
             values = [measure[name] for measure in content["curve"]]
             if values != sorted(values) or values[-1] == 0:
                 raise LockstepError(f"{path}: curve: {name} does not grow, expected it to")

@@ -24,9 +24,9 @@ from parts.comparison.compare_file import NO_FAILURE, Compare, Failure
 from pipeline import runfile
 from pipeline.runfile.derived_run import at_rate, tables_like, with_tokens
 
-MEASURES = 10  # of the held-out loss, for curves, which rows without failures have
+CURVE_MEASURES = 10  # of the held-out loss, for curves, which rows without failures have
 NO_STOP = 1e6  # times the first loss: a training counts by its end, as those of the search do
-AWAY = ("crash", "join")  # kinds of faults whose peer is away, and attests nothing
+AWAY_FAULTS = ("crash", "join")  # kinds of faults whose peer is away, and attests nothing
 Ended = Mapping[str, Any]  # the result of a training
 
 
@@ -159,7 +159,7 @@ def document(
             (settings,) = tables["model"]["LLM"]["optimizer"].values()
             settings["grace_seconds"] = method.grace * decision.round_seconds
     has_curve = training.trial is None and training.failure == NO_FAILURE
-    every = max(1, rounds // MEASURES) if has_curve else rounds
+    every = max(1, rounds // CURVE_MEASURES) if has_curve else rounds
     rows = "scoring" if training.trial is None else "tuning"
     tables["held_out"] |= {"every": every, "rows": rows, "stop_above": NO_STOP}
     tables["witness"]["snapshot_every"] = rounds  # nobody audits: fewer snapshots, less disk
@@ -240,7 +240,7 @@ def _fail(tables: dict[str, Any], base: runfile.Run, failure: Failure, rounds: i
         for fault in failure.faults
         for first in [min(1 + round(fault.start * rounds), rounds)]
     ]
-    if any(fault.kind in AWAY for fault in failure.faults):
+    if any(fault.kind in AWAY_FAULTS for fault in failure.faults):
         tables["config"]["witness_nodes"] = 0  # all peers
     if not failure.slower:
         return

@@ -24,8 +24,8 @@ DOCUMENTS_HELD_OUT = 1.0  # percent, where documents are many
 PACKAGES_HELD_OUT = 9.0  # percent: two of those that the default run reads
 MOST_SEEN_PERCENT = 5.0  # of a held-out document that may stand in the train text
 TEXT, TOKENS = "text:", "tokens:"  # what an address or a dataset on the hub has
-REPO = r"[\w-][\w.-]*/[\w.-]+"
-SUBSET = re.compile(REPO + r":[\w.-]+")
+HUB_REPO = r"[\w-][\w.-]*/[\w.-]+"
+HUB_SUBSET = re.compile(HUB_REPO + r":[\w.-]+")
 LEAST_VOCABULARY, MOST_VOCABULARY = 258, 2**16
 SEEDED = {"Seeded": list(range(1, 33))}  # of params/run.toml
 
@@ -143,7 +143,7 @@ def _usual_ending(name: str) -> str:
 def _documents(name: str, model: StartingModel) -> NewData:
     """Return the data table for documents anywhere; `owner/name:SUBSET` is a hub subset."""
     tokens, in_tokens = _tokenizer(model)
-    source, _, subset = name.partition(":") if SUBSET.fullmatch(name) else (name, "", "")
+    source, _, subset = name.partition(":") if HUB_SUBSET.fullmatch(name) else (name, "", "")
     table = {"source": source, **({"subset": subset} if subset else {}), **tokens}
     held_out = {"held_out_percent": DOCUMENTS_HELD_OUT, "most_seen_percent": MOST_SEEN_PERCENT}
     table |= held_out | {"shuffle": SEEDED}
@@ -227,10 +227,10 @@ KINDS = (
     LocationKind("https://.../file.ds", re.compile(r"https?://.").match, _web),
     LocationKind("gs://bucket/folder", re.compile(r"gs://.").match, _bucket),
     LocationKind("scheme://...", re.compile(r"[a-z0-9+]+://.").match, _url),
-    LocationKind("tokens:owner/name on the hub", re.compile(f"{TOKENS}{REPO}$").match, _hub),
+    LocationKind("tokens:owner/name on the hub", re.compile(f"{TOKENS}{HUB_REPO}$").match, _hub),
     LocationKind(
         "owner/name or owner/name:SUBSET of text on the hub",
-        re.compile(REPO + r"(:[\w.-]+)?$").match,
+        re.compile(HUB_REPO + r"(:[\w.-]+)?$").match,
         _documents,
     ),
     LocationKind(

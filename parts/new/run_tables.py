@@ -19,18 +19,18 @@ from pipeline.preflight.model import StartingModel
 from pipeline.runfile.derived_run import CALLED, MOST_BATCH, Reasons, check_batch, counted, short
 from pipeline.subject import programs_of
 
-STEPS = 2000  # local steps that a run is aimed at
+AIMED_STEPS = 2000  # local steps that a run is aimed at
 FEWEST_ROUNDS = 20
 MOST_STEP = 2**19  # tokens of a local step, over all peers, at most
 MOST_LENGTH = 2048  # tokens of a sequence
 AT_ONCE, AT_ONCE_GPU = 1024, 8192  # tokens of a micro-batch: params/run.toml, params/paper/
 LOGITS_GPU = 2**29  # made at a time: 2 GB
-TILE = 128  # tokens: a product's rows are a multiple of it
+TILE_TOKENS = 128  # tokens: a product's rows are a multiple of it
 WARMUP, MOST_WARMUP = 10, 500  # one in so many local steps, and at most so many
 DECAYED = 10  # the learning rate ends at one in so many
 HELD_OUT_TOKENS = 2**17  # at least, of a measurement: fewer say little
 FINE_TUNING = 2e-5  # of AdamW, between 1e-5 of LLaMA-Factory and 5e-5 of transformers' Trainer
-DTYPES = "float32", "bfloat16", "float16"  # of an export
+EXPORT_DTYPES = "float32", "bfloat16", "float16"  # of an export
 MANY_LAYERS = 16  # above it, layers are compiled once for all
 MOST_TOKENS, MOST_GPUS = 1e15, 2**16
 BY_RULES = {"bits": "everywhere", "product_bits": 8}  # keys of [peers]
@@ -65,7 +65,7 @@ class NewRun(NamedTuple):
         own = self.model.config.get("dtype") or self.model.config.get("torch_dtype")
         if dtype := self.options.get("dtype"):
             return dtype
-        return own if self.model.is_trained and own in DTYPES else DTYPES[0]
+        return own if self.model.is_trained and own in EXPORT_DTYPES else EXPORT_DTYPES[0]
 
     @property
     def length(self) -> int:
@@ -96,7 +96,7 @@ class NewRun(NamedTuple):
                 f"for each of {self.peers} peers and each local step"
             )
         check_batch(self.peers * steps, f"--peers {self.peers}")
-        wanted = min(self.tokens / STEPS, MOST_STEP) / of_one
+        wanted = min(self.tokens / AIMED_STEPS, MOST_STEP) / of_one
         most = min(self.tokens / (FEWEST_ROUNDS * least), MOST_BATCH / (self.peers * steps))
         return 2 ** max(0, min(round(math.log2(wanted)), math.floor(math.log2(most))))
 
@@ -285,7 +285,7 @@ def _peers(new: NewRun) -> dict[str, Any]:
 
 def head_tokens(vocabulary: int) -> int:
     """Return for how many tokens a new run's GPU makes logits at a time: up to `LOGITS_GPU`."""
-    return min(AT_ONCE_GPU, max(TILE, LOGITS_GPU // vocabulary // TILE * TILE))
+    return min(AT_ONCE_GPU, max(TILE_TOKENS, LOGITS_GPU // vocabulary // TILE_TOKENS * TILE_TOKENS))
 
 
 def divided(rows: int, most: int) -> int:
@@ -324,7 +324,7 @@ def reasons(new: NewRun) -> Reasons:
     schedule = "model.LLM.lr_schedule.Cosine"
     local = f" x {steps} local steps" if steps > 1 else ""
     most = f"the model takes {new.model.longest:,} tokens at once; {MOST_LENGTH:,} at most here"
-    aimed = f", so that the run has about {STEPS:,} of them, not tuned"
+    aimed = f", so that the run has about {AIMED_STEPS:,} of them, not tuned"
     return {
         "model.LLM.max_seq_len": "--length" if new.options.get("length") else most,
         "config.global_batch_size_end": f"{new.peers} peers x {counted(new.rows, 'sequence')}"

@@ -15,7 +15,7 @@ from pipeline.start import in_time
 from pipeline.start.round_settings import round_settings
 from pipeline.subject import programs_of
 
-ROOM = 1.25  # of a time limit over the time that the plan says
+TIME_ROOM = 1.25  # of a time limit over the time that the plan says
 FOREVER, LEAST_EPOCH = 10**9, 3600  # seconds of an epoch
 
 
@@ -45,7 +45,7 @@ def _message_times(run: runfile.Run, programs: Programs, config: dict[str, Any])
     limit = config["max_round_train_time"]
     if latest <= limit:
         return {}
-    config["max_round_train_time"] = math.ceil(latest * ROOM)
+    config["max_round_train_time"] = math.ceil(latest * TIME_ROOM)
     message = size(programs.form.bytes_about)
     why = (
         f"widened from {limit}: by [links], messages of {message} are with all peers "
@@ -63,7 +63,7 @@ def _load_time(run: runfile.Run, programs: Programs, config: dict[str, Any]) -> 
     limit = config["warmup_time"]
     if loaded <= limit:
         return {}
-    config["warmup_time"] = math.ceil(loaded * ROOM)
+    config["warmup_time"] = math.ceil(loaded * TIME_ROOM)
     why = f"widened from {limit}: a joining peer fetches {size(nbytes)} in {loaded:,.1f} seconds"
     return {"config.warmup_time": why}
 

@@ -16,8 +16,8 @@ from pipeline.runfile.derived_run import CALLED, Reasons, short
 from pipeline.sources import dry_run
 from pipeline.stage.artifacts import Paths
 
-BATCH, PASSES = 32, 10  # rows of a peer's local step, and passes over the data, by default
-MEASURED = 512  # held-out rows
+BATCH_ROWS, PASSES = 32, 10  # rows of a peer's local step, and passes over the data, by default
+MEASURED_ROWS = 512  # held-out rows
 MOST_WORDS = 2**32 - 1  # of a row
 
 
@@ -148,7 +148,7 @@ def _sized(
     total = passes * rows if rows else run_tables.number(answers["tokens"]) // length
     together, batch = new.peers * new.card.local_steps, answers["batch"]
     if not batch:
-        of_peer = suggested.batch or BATCH
+        of_peer = suggested.batch or BATCH_ROWS
         while of_peer > 1 and total < FEWEST_ROUNDS * of_peer * together:
             of_peer //= 2
         batch = of_peer * together
@@ -173,7 +173,7 @@ def _document(new: NewRun) -> dict[str, Any]:
     if inner := options.get("inner"):
         table["inner"] = inner
     document["workload"] = table
-    document["held_out"]["sequences"] = MEASURED
+    document["held_out"]["sequences"] = MEASURED_ROWS
     document["evaluate"] = {"tasks": []}
     document["runtime"]["worker_python"] = options["worker_python"] or ""
     return document

@@ -11,9 +11,9 @@ from pipeline.command_options import RUN_FILES, count
 
 app = typer.Typer()
 
-SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+SECONDS_OF_UNIT = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 MEGABITS = {"kbps": 1e-3, "mbps": 1.0, "gbps": 1e3}  # a second
-MOST = 1e12  # seconds, and megabits a second
+MOST_QUANTITY = 1e12  # seconds, and megabits a second
 
 
 @app.command("project", rich_help_panel=RUN_FILES)
@@ -76,7 +76,7 @@ def project_run(  # noqa: PLR0913 - each is an option
 
 def seconds(flag: str, text: str) -> float:
     """Return a duration of a projected run, as in 90s, 3m, 12h or 2d."""
-    return _quantity(flag, text, SECONDS, "a duration as 90s, 3m, 12h or 2d")
+    return _quantity(flag, text, SECONDS_OF_UNIT, "a duration as 90s, 3m, 12h or 2d")
 
 
 def mbps(flag: str, text: str) -> float:
@@ -90,6 +90,6 @@ def _quantity(flag: str, text: str, units: dict[str, float], expected: str) -> f
         value = float(match[1]) * units[match[2]] if match else math.nan
     except (KeyError, ValueError):
         value = math.nan
-    if not 0 < value <= MOST:
+    if not 0 < value <= MOST_QUANTITY:
         raise LockstepError(f"{flag} {text}: expected {expected}")
     return value

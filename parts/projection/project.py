@@ -17,7 +17,7 @@ SPARSELOCO = 0.314  # 128 of 4,096 in 2 bits; likewise
 SPARTA = 3.2  # a tenth of the params; of SPARTA-DiLoCo a twentieth, and of its outer params
 MEASURED = "measured at 1.85 M params, benchmarks/RESULTS.md"
 DENSE = 32  # bits for each param of float32
-NEVER = 1e6  # hours: a century
+NEVER_HOURS = 1e6  # hours: a century
 ROUTES = {
     "broadcast": "each downloads every other's message",
     "hub": "a hub merges the messages, at no cost, and each downloads what it made",
@@ -182,7 +182,7 @@ def lines(swarm: PlannedSwarm) -> Iterator[str]:
         cells = [method.label, f"{method.bits:.3g}", str(method.local_steps), size(row.sent)]
         cells += [size(row.received), f"{row.seconds:,.3g}"]
         cells += [f"{100 * share:.3g} %" for share in (row.utilisation, row.goodput)]
-        cells.append("never" if row.hours > NEVER else f"{row.hours:,.3g}")
+        cells.append("never" if row.hours > NEVER_HOURS else f"{row.hours:,.3g}")
         yield f"| {' | '.join(cells)} |"
     yield ""
     if left := ", ".join(method.label for method in not_summed(swarm)):

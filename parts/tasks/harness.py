@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 SAMPLES, HASHES = "samples.jsonl", "hashes.json"
 DATASETS = "datasets"  # folder of the store
-RESAMPLED = 1000  # draws of a standard error that has no formula
-SEED = 0  # of tasks that draw at random, as in lm_eval
+RESAMPLED_DRAWS = 1000  # draws of a standard error that has no formula
+TASK_SEED = 0  # of tasks that draw at random, as in lm_eval
 
 
 def run_tasks(
@@ -68,7 +68,7 @@ def run_tasks(
                     "group_map": {key: of for item in loaded for key, of in item.members.items()},
                 },
                 limit=settings.limit,
-                bootstrap_iters=RESAMPLED,
+                bootstrap_iters=RESAMPLED_DRAWS,
             )
         results = [
             _result(item, name, output, hashes[item.name], library)
@@ -192,8 +192,8 @@ def _repeatable() -> Iterator[None]:
     """Draws of the harness's tasks that ask Python or NumPy; no processes of lm_eval's own."""
     state, numpy_state = random.getstate(), np.random.get_state()
     before = os.environ.get("DISABLE_MULTIPROC")
-    random.seed(SEED)
-    np.random.seed(SEED)
+    random.seed(TASK_SEED)
+    np.random.seed(TASK_SEED)
     os.environ["DISABLE_MULTIPROC"] = "1"  # a fork of a process that runs JAX may hang
     try:
         yield

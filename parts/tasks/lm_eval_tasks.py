@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from lm_eval.tasks import TaskManager
     from lm_eval.tasks.manager import TaskDict
 
-TRUST = "[evaluate] trust_task_code = true"
+TRUST_KEY = "[evaluate] trust_task_code = true"
 MISSING = object()
 YAML = (".yaml", ".yml")
-REPEATS = 10_000  # of a request, at most
+MOST_REPEATS = 10_000  # of a request, at most
 # Keys of a definition that say where this machine keeps files; their content is in the documents.
-PLACES = {"config_source", "data_files", "data_dir", "cache_dir"}
+PLACE_KEYS = {"config_source", "data_files", "data_dir", "cache_dir"}
 
 
 class PsycheTask(NamedTuple):
@@ -184,8 +184,8 @@ def _check_kind(name: str, task: "Task") -> None:
         what = "runs code that the model writes, expected a task that does not"
     elif getattr(task, "MULTIMODAL", False):
         what = "asks about images or sounds, expected a task about text"
-    elif type(repeats) is int and repeats > REPEATS:
-        what = f"repeats = {repeats}, expected at most {REPEATS}"
+    elif type(repeats) is int and repeats > MOST_REPEATS:
+        what = f"repeats = {repeats}, expected at most {MOST_REPEATS}"
     else:
         return
     raise LockstepError(f"[evaluate] tasks: {name}: {what}")
@@ -229,7 +229,7 @@ class _Finder:
             if not trusted:
                 raise LockstepError(
                     "found a YAML file, which may run code, expected a task of lm_eval; "
-                    f"{TRUST} allows it"
+                    f"{TRUST_KEY} allows it"
                 )
             return self._own(Path(name))
         of_lm_eval = PSYCHE_TASKS[name].lm_eval if name in PSYCHE_TASKS else name
@@ -293,7 +293,7 @@ def _task_sha256(task: "Task", few_shot: int | None) -> str:
 
 def _placeless(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _placeless(part) for key, part in value.items() if key not in PLACES}
+        return {key: _placeless(part) for key, part in value.items() if key not in PLACE_KEYS}
     return [_placeless(part) for part in value] if isinstance(value, list | tuple) else value
 
 
@@ -334,7 +334,7 @@ def without_fetched_metrics() -> Iterator[None]:
         if hf_evaluate_metric or metric not in registry.metric_registry:
             raise LockstepError(
                 f"metric {brief(str(metric))} is fetched as code, expected one of lm_eval's own; "
-                f"{TRUST} allows it"
+                f"{TRUST_KEY} allows it"
             )
         return get_metric(metric)
 
@@ -352,5 +352,5 @@ def without_fetched_metrics() -> Iterator[None]:
 def reason(error: Exception) -> str:
     """Return the error in which an lm_eval task's code or data ended, in one line."""
     if isinstance(error, ImportError) and error.name == "evaluate":
-        return f"a metric is fetched as code; {TRUST} allows it"
+        return f"a metric is fetched as code; {TRUST_KEY} allows it"
     return brief(f"{type(error).__name__}: {error}", 200)

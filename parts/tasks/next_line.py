@@ -16,7 +16,7 @@ from typing import NamedTuple
 NAME = "next_line"
 CHOICES = 4
 CONTEXT_BYTES = 256  # of the lines before the one that is asked for
-SHORTEST, LONGEST = 12, 120  # bytes of that line, without its indentation
+SHORTEST_LINE, LONGEST_LINE = 12, 120  # bytes of that line, without its indentation
 NEAR = 64  # the other choices are drawn from so many lines, the next shorter and the next longer
 CUT = "\ufffd"  # what a decoder writes for a part of a character
 
@@ -67,7 +67,7 @@ def _lines(document: int, text: str) -> Iterator[_Line]:
     lines = text.split("\n")[1:-1]
     for number, line in enumerate(lines[1:], start=1):
         words = line.strip()
-        if SHORTEST <= len(words.encode()) <= LONGEST and CUT not in line:
+        if SHORTEST_LINE <= len(words.encode()) <= LONGEST_LINE and CUT not in line:
             context = _context(lines[:number])
             if context:
                 yield _Line(document, line[: line.index(words)], words, context)

@@ -38,11 +38,11 @@ from pipeline.tokens.tokenizer_files import library_errors
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-FEWEST = 20  # questions; the interval of fewer says nothing
+FEWEST_QUESTIONS = 20  # questions; the interval of fewer says nothing
 QUESTIONS, DEFINITION, SCORES = f"{NAME}.jsonl", f"{NAME}.yaml", f"{NAME}.scores.jsonl"
 MOST_TOKENS = 2**19  # that are read
-STRETCH = 16  # sequences that are read together, so that lines have lines before them
-TRIED = 8  # questions that are tried for each that is asked
+STRETCH_SEQUENCES = 16  # sequences that are read together, so that lines have lines before them
+TRIED_QUESTIONS = 8  # questions that are tried for each that is asked
 
 
 # ---- The held-out text ----
@@ -72,8 +72,8 @@ def documents(run: runfile.Run, shards: Path, tokenizer: "Tokenizer") -> Iterato
 def _stretches(data: Sequences, length: int, seed: int) -> Iterator[np.ndarray]:
     """Yield the sequences that next_line reads, those that follow one another together."""
     count, most = len(data), MOST_TOKENS // length
-    stretch_M = held_out.spread(-(-count // STRETCH), -(-most // STRETCH), seed)
-    index_N = (stretch_M[:, None] * STRETCH + np.arange(STRETCH)).ravel()
+    stretch_M = held_out.spread(-(-count // STRETCH_SEQUENCES), -(-most // STRETCH_SEQUENCES), seed)
+    index_N = (stretch_M[:, None] * STRETCH_SEQUENCES + np.arange(STRETCH_SEQUENCES)).ravel()
     index_N = index_N[index_N < count]
     ends_F = np.cumsum([file.tokens // length for file in data.files])
     file_N = np.searchsorted(ends_F, index_N, side="right")
@@ -101,11 +101,11 @@ class AskedQuestions(NamedTuple):
 def ask(questions: Iterable[Question], model: TaskModel, count: int) -> AskedQuestions:
     """Return the requests of next_line's first `count` questions whose choices fit a model.
 
-    At most `TRIED` times as many questions are looked at.
+    At most `TRIED_QUESTIONS` times as many questions are looked at.
     """
     selection = AskedQuestions([], [])
     encode = partial(two_parts.encode, model.tokenizer, model.beginning)
-    for question in islice(questions, TRIED * count):
+    for question in islice(questions, TRIED_QUESTIONS * count):
         with library_errors("next_line: expected a tokenizer that encodes any line"):
             parts = partial(two_parts.in_two_parts, encode, model.beginning)
             requests: list[LikelihoodRequest] = [
@@ -150,10 +150,10 @@ def prepare(
     that the stage download left.
     """
     selection = ask(next_line.questions(documents(run, shards, model.tokenizer)), model, count)
-    if len(selection.questions) < FEWEST:
+    if len(selection.questions) < FEWEST_QUESTIONS:
         notes.append(
             f"the held-out text gives {len(selection.questions)} questions for {NAME}, "
-            f"expected at least {FEWEST} lines in one column that fit into the model"
+            f"expected at least {FEWEST_QUESTIONS} lines in one column that fit into the model"
         )
         return None
     return selection

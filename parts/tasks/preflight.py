@@ -9,7 +9,7 @@ from pipeline import extras
 from pipeline.preflight.row import CheckRow, Inspection, Mark, Need
 from pipeline.runfile import Run
 
-WIDTH = 160  # characters of the names in the table
+NAMES_WIDTH = 160  # characters of the names in the table
 
 
 def _others(names: Iterable[str]) -> list[str]:
@@ -34,7 +34,7 @@ def _names(run: Run, shards: Path | None) -> Iterator[CheckRow]:
 
         lm_eval_tasks.check_known(others, trusted=run.evaluate.trust_task_code)
         text = f"{', '.join(others)}; their data are looked at in stage evaluate"
-        yield CheckRow(Mark.FINE, "tasks", brief(text, WIDTH))
+        yield CheckRow(Mark.FINE, "tasks", brief(text, NAMES_WIDTH))
 
 
 NEEDS = (

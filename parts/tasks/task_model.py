@@ -34,10 +34,10 @@ from pipeline.weights.exported import Exported
 from pipeline.weights.text_settings import TextSettings
 
 TOGETHER = 128  # predictions whose logits are computed at a time: a few MB, and large enough
-SHORTEST = 16  # tokens of a padded row, at least
-FINER = 64  # tokens, from which on there are more lengths to choose from
+SHORTEST_ROW = 16  # tokens of a padded row, at least
+FINER_TOKENS = 64  # tokens, from which on there are more lengths to choose from
 COMPILING = 2e11  # floating-point operations that take as long as to compile: 4 seconds of 2 cores
-FEWEST = 8  # rows of a lot, which has no more than it needs where one lot takes all
+FEWEST_ROWS = 8  # rows of a lot, which has no more than it needs where one lot takes all
 
 LikelihoodRequest = tuple[Sequence[int], Sequence[int]]  # context, continuation
 
@@ -156,10 +156,10 @@ def padded_length(length: int, most: int) -> int:
 
     16, 24, 32, 48, and from 64 on four lengths up to the next power of two: 64, 80, 96, 112.
     """
-    power = SHORTEST
+    power = SHORTEST_ROW
     while 2 * power < length:
         power *= 2
-    step = power // (4 if power >= FINER else 2)
+    step = power // (4 if power >= FINER_TOKENS else 2)
     return min(max(power, -(-length // step) * step), most)
 
 
@@ -210,7 +210,7 @@ class TaskModel(NamedTuple):
         groups = list(self.params_on)
         parts = len(groups[0].devices)
         rows = _rows(requests, self.context)
-        size = min(self.batch_size, -(-len(rows) // FEWEST) * FEWEST)
+        size = min(self.batch_size, -(-len(rows) // FEWEST_ROWS) * FEWEST_ROWS)
         size = -(-size // parts) * parts
         padded = Counter(padded_length(len(row.inputs), self.context) for row in rows)
         lengths = cheapest_lengths(padded, self._compiling)

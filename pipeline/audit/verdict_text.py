@@ -7,7 +7,7 @@ from functools import partial
 from pipeline.runfile.derived_run import counted
 
 UNPRINTABLE = "\ufffd"  # Unicode's character for what cannot be shown
-NAMED = 4  # liars that one line has room for
+NAMED_LIARS = 4  # liars that one line has room for
 STATED = (
     "by the transcript's author, and computed again by nobody: all losses in it, who came, left, "
     "paused or was silent, who sent two messages, who attested what, and whose message came late "
@@ -23,9 +23,9 @@ HELD_OUT_SPLIT = "held-out split of the run's data"
 SAMPLE = ("held_out_stderr", "sequences", "split_sequences")  # what a held-out loss rests on
 FALSE_WINDOWS = (1, 2, 4, 8)  # of which the chance to find one is said
 NOT_AT_ALL = "not at all, since no window was replayed"
-WIDTH = 71  # of a line of verdict.txt: 80 with the "witness: " of the log
+LINE_WIDTH = 71  # of a line of verdict.txt: 80 with the "witness: " of the log
 # A hash is longer than a line may be, and stays whole.
-_wrapped = partial(textwrap.wrap, width=WIDTH, break_long_words=False, break_on_hyphens=False)
+_wrapped = partial(textwrap.wrap, width=LINE_WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
 def render(verdict: dict) -> str:
@@ -129,8 +129,8 @@ def blame(findings: Iterable[dict]) -> str:
         entry = who(finding["peer"]), finding["kind"]
         first[entry] = min(first.get(entry, finding["round"]), finding["round"])
     entries = [f"{name} in round {step} ({kind})" for (name, kind), step in first.items()]
-    more = len(entries) - NAMED
-    return "; ".join(entries[:NAMED]) + (f"; and {more} more" if more > 0 else "")
+    more = len(entries) - NAMED_LIARS
+    return "; ".join(entries[:NAMED_LIARS]) + (f"; and {more} more" if more > 0 else "")
 
 
 def compared(verdict: dict) -> str:

@@ -38,7 +38,7 @@ NUMBERS = (
     "tokens",
     "bytes",
 )
-UNKNOWN = -1  # bytes of a token that is not in the tokenizer
+UNKNOWN_TOKEN = -1  # bytes of a token that is not in the tokenizer
 
 
 class HeldOutRows(NamedTuple):
@@ -238,7 +238,7 @@ def bytes_of(tokens_P: np.ndarray, tokenizer: Tokenizer | None, notes: list[str]
         notes.append("the tokenizer is not byte-level, so bits per byte are unknown")
         return None
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-    bytes_V = np.full(tokens_P.max() + 1, UNKNOWN)  # a tokenizer may have any larger id
+    bytes_V = np.full(tokens_P.max() + 1, UNKNOWN_TOKEN)  # a tokenizer may have any larger id
     for token, index in vocabulary.items():
         if index < len(bytes_V):
             bytes_V[index] = len(token)
@@ -246,9 +246,9 @@ def bytes_of(tokens_P: np.ndarray, tokenizer: Tokenizer | None, notes: list[str]
         if index < len(bytes_V):
             bytes_V[index] = 0 if added.special else len(added.content.encode())
     found_P = bytes_V[tokens_P]
-    if (found_P == UNKNOWN).any():
+    if (found_P == UNKNOWN_TOKEN).any():
         notes.append(
-            f"token {tokens_P[found_P == UNKNOWN][0]} of the held-out split is not in the "
+            f"token {tokens_P[found_P == UNKNOWN_TOKEN][0]} of the held-out split is not in the "
             "tokenizer, so bits per byte are unknown"
         )
         return None

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-EVERY = 2**31 - 1  # as top_k: all tokens
+EVERY_TOKEN = 2**31 - 1  # as top_k: all tokens
 COLD = 1e-30  # below it logits / temperature may overflow, and the likeliest token is certain
 
 
@@ -41,14 +41,14 @@ class Draws:
     @classmethod
     def seeded(cls, sampling: Sampling, seeds: Sequence[int]) -> Self:
         """Return the draws of sampled rows with these seeds, each from 0 to 2^32 - 1."""
-        top_k = sampling.top_k or EVERY
+        top_k = sampling.top_k or EVERY_TOKEN
         return cls(
             jax.vmap(jax.random.key)(np.array(seeds, np.uint32)),
             np.float32(sampling.temperature),
             np.int32(top_k),
             np.float32(sampling.top_p),
             greedy=sampling.temperature < COLD,
-            only_some=top_k < EVERY or sampling.top_p < 1,
+            only_some=top_k < EVERY_TOKEN or sampling.top_p < 1,
         )
 
     def draw(self, logits_BV: jax.Array, position_B: jax.Array) -> jax.Array:

@@ -18,8 +18,8 @@ from jax import lax
 from lockstep.optim.optimizer import Tree
 from pipeline.language_model.sampling import GREEDY, Draws, Sampling
 
-CHUNK = 256  # tokens of a prompt that pass through the model at once
-FEWEST = 16  # slots of the shortest prompt, and new tokens between two looks at them
+PROMPT_CHUNK = 256  # tokens of a prompt that pass through the model at once
+FEWEST_SLOTS = 16  # slots of the shortest prompt, and new tokens between two looks at them
 NO_END = -1
 IsDone = Callable[[int, list[int]], bool]
 
@@ -85,7 +85,7 @@ class TextWriter:
         for piece in self.pieces(
             prompts,
             max_new_tokens=max_new_tokens,
-            size=max_new_tokens if is_done is None else FEWEST,
+            size=max_new_tokens if is_done is None else FEWEST_SLOTS,
             sampling=sampling,
             seeds=seeds,
             is_done=is_done,
@@ -184,9 +184,9 @@ def _first_seen(count: int, context: int) -> int:
 
 def _rounded(count: int) -> int:
     """Round a number of tokens to write up, so that few shapes are compiled."""
-    if count > CHUNK:
-        return -(-count // CHUNK) * CHUNK
-    return max(FEWEST, 1 << max(0, count - 1).bit_length())
+    if count > PROMPT_CHUNK:
+        return -(-count // PROMPT_CHUNK) * PROMPT_CHUNK
+    return max(FEWEST_SLOTS, 1 << max(0, count - 1).bit_length())
 
 
 def _program(function: Callable[..., Any], model: Steps, **settings: Any) -> Callable[..., Any]:
@@ -211,7 +211,7 @@ def _begin(
     """Pass prompts through the model, and draw the first token of each, at `position_B`."""
     P = tokens_BP.shape[1]
     cache = model.cache(first_B, P + room)
-    *chunks, last_BT = jnp.split(tokens_BP, max(1, P // CHUNK), axis=1)
+    *chunks, last_BT = jnp.split(tokens_BP, max(1, P // PROMPT_CHUNK), axis=1)
     if chunks:  # scores of all at once would be [B, heads, P, P + room]
 
         def chunk(cache: Any, tokens_BT: jax.Array) -> tuple[Any, None]:

@@ -17,8 +17,8 @@ from lockstep.transcript.entry import Entry
 from lockstep.transcript.observer import Observer
 from pipeline import runfile
 
-FOLDER, FILE = "profiles", "times.json"  # the folder is beside data/runs
-REST = "other"
+PROFILES, TIMES = "profiles", "times.json"  # the folder is beside data/runs
+OTHER_WORK = "other"
 log = logging.getLogger(__name__)
 
 
@@ -47,7 +47,7 @@ class Profile(Observer):
 
     def __init__(self, run: runfile.Run, folder: Path):
         self.rounds = run.runtime.profiled
-        self.folder = folder.parent.parent / FOLDER / folder.name
+        self.folder = folder.parent.parent / PROFILES / folder.name
         self._first: int | None = None  # of those that are profiled now
 
     def __enter__(self) -> "Profile":
@@ -105,9 +105,9 @@ class Profile(Observer):
                 first=first,
                 last=self._last,
                 seconds=self._seconds,
-                phases=self._phases | {REST: max(0.0, rest)},
+                phases=self._phases | {OTHER_WORK: max(0.0, rest)},
             )
-            write_text(self.folder / FILE, times.model_dump_json(indent=2) + "\n")
+            write_text(self.folder / TIMES, times.model_dump_json(indent=2) + "\n")
         except (LockstepError, OSError, RuntimeError) as error:
             self._give_up(error)
             return

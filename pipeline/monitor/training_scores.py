@@ -17,7 +17,7 @@ from lockstep.optim.optimizer import Tree
 from pipeline.scores import TaskResult, interval, one_line
 
 FILE = "tasks.tsv"
-COLUMNS = ("step", "task", "metric", "value", "low", "high")
+SCORE_COLUMNS = ("step", "task", "metric", "value", "low", "high")
 log = logging.getLogger(__name__)
 
 
@@ -88,5 +88,5 @@ class TrainingScores:
     def _keep(self, rows: list[tuple[Any, ...]]) -> None:
         self.rows = rows
         text = io.StringIO()
-        csv.writer(text, delimiter="\t", lineterminator="\n").writerows([COLUMNS, *rows])
+        csv.writer(text, delimiter="\t", lineterminator="\n").writerows([SCORE_COLUMNS, *rows])
         write_text(self.path, text.getvalue())

@@ -9,7 +9,7 @@ import sys
 HIDDEN = "..."
 NAME_BYTES, DEEPEST = 1024, 64  # at most, of a path in a folder, as in S3
 ADVICE = "For more information check"
-LONGEST = 400  # characters of a library's error; some servers answer with a page
+LONGEST_ERROR = 400  # characters of a library's error; some servers answer with a page
 OWN = ("AGENT", "NetError", "BadRequestError", "brief", "hide", "keep_secret", "lacking", "reveals")
 AGENT = "net"  # of requests
 
@@ -72,7 +72,7 @@ def message(error: BaseException) -> str:
         text += f"\n{error.__cause__}"
     lines = [re.sub(r"(?<!\.)\.$", "", line.strip()) for line in text.splitlines()]
     lines = [line for line in lines if line and not line.startswith(ADVICE)]
-    return brief(": ".join(lines[:2]), LONGEST)
+    return brief(": ".join(lines[:2]), LONGEST_ERROR)
 
 
 def is_path(name: str) -> bool:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from google.auth.credentials import Credentials
 
 SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
-KEY = "GOOGLE_APPLICATION_CREDENTIALS"
+KEY_VARIABLE = "GOOGLE_APPLICATION_CREDENTIALS"
 EMULATOR = "STORAGE_EMULATOR_HOST"
 ENDPOINT = "https://storage.googleapis.com"
 
@@ -52,7 +52,7 @@ def _credentials(name: str, key: str | None, emulator: str | None) -> "Credentia
     except google.auth.exceptions.DefaultCredentialsError as error:
         if key:
             raise NetError(
-                f"{name}: {KEY}: {message(error)}, expected a file of credentials"
+                f"{name}: {KEY_VARIABLE}: {message(error)}, expected a file of credentials"
             ) from None
         return None
 
@@ -66,11 +66,11 @@ def authorization(name: str, *, pushes: bool = False) -> dict[str, str]:
         import google.auth.exceptions
         from google.auth.transport.requests import Request
     except ImportError:
-        if pushes or os.environ.get(KEY):
-            reason = f": {KEY} is set" if os.environ.get(KEY) else ""
+        if pushes or os.environ.get(KEY_VARIABLE):
+            reason = f": {KEY_VARIABLE} is set" if os.environ.get(KEY_VARIABLE) else ""
             raise lacking(f"{name}{reason}", "google.auth") from None
         return {}
-    credentials = _credentials(name, os.environ.get(KEY), os.environ.get(EMULATOR))
+    credentials = _credentials(name, os.environ.get(KEY_VARIABLE), os.environ.get(EMULATOR))
     if credentials is None:
         return {}
     try:
@@ -89,7 +89,7 @@ def authorization(name: str, *, pushes: bool = False) -> dict[str, str]:
 FIELDS = "name,size,generation,md5Hash,crc32c,contentEncoding"
 FILE_BYTES = 2**20  # the longest description of one file
 CHUNK_BYTES = 2**25  # sent at once, a multiple of 256 KiB: what a broken connection can cost
-PLAIN = "application/octet-stream"
+PLAIN_BYTES = "application/octet-stream"
 
 
 def _hash(kind: str) -> Any:
@@ -210,7 +210,7 @@ class BucketFolder:
         content: BinaryIO,
         generation: int,
         advance: Callable[[int], None],
-        kind: str = PLAIN,
+        kind: str = PLAIN_BYTES,
     ) -> int:
         """Write a file to the bucket, and return its generation; a broken upload goes on.
 

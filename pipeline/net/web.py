@@ -39,7 +39,7 @@ PROXY_VARIABLES = [
     for spelling in (name, name.upper())
 ]
 PIECE_BYTES = 2**20
-NUMBER = "[0-9]{1,18}"
+HEADER_NUMBER = "[0-9]{1,18}"
 PAGE_TYPES = ("html", "/json", "+json", "/xml", "+xml")  # ends of types that tokens never have
 JSON_ENDINGS = tuple(f".json{line}{packed}" for line in ("", "l") for packed in ("", ".gz", ".zst"))
 NEXT_PAGE = re.compile(r'<[^<>?]*\?([^<>]*)>; *rel="?next"?')
@@ -420,7 +420,7 @@ def _head(request: Request, network: NetSettings) -> Origin:
             return _describe(request, answer.headers, size)
     with opened("GET", request, network, {"Range": "bytes=0-0"}) as answer:
         headers = answer.headers
-        total = re.fullmatch(f"bytes 0-0/({NUMBER})", headers.get("Content-Range", ""))
+        total = re.fullmatch(f"bytes 0-0/({HEADER_NUMBER})", headers.get("Content-Range", ""))
         size = int(total[1]) if answer.status == 206 and total else _length(headers)
         if size is None or (answer.status == 206 and not total):
             raise NetError(f"{request.name}: no Content-Length, expected the file's size")
@@ -438,7 +438,7 @@ def _describe(request: Request, headers: Mapping[str, str], size: int) -> Origin
 
 def _length(headers: Mapping[str, str]) -> int | None:
     """Return a web server's Content-Length if it is a number."""
-    number = re.fullmatch(NUMBER, headers.get("Content-Length", ""))
+    number = re.fullmatch(HEADER_NUMBER, headers.get("Content-Length", ""))
     return int(number[0]) if number else None
 
 
@@ -493,7 +493,7 @@ def _check_range(
             raise NetError(f"{name}: sends {length} bytes, expected {size} as before")
         return start
     text = headers.get("Content-Range", "")
-    match = re.fullmatch(rf"bytes ({NUMBER})-({NUMBER})/({NUMBER}|\*)", text)
+    match = re.fullmatch(rf"bytes ({HEADER_NUMBER})-({HEADER_NUMBER})/({HEADER_NUMBER}|\*)", text)
     if match is None or (int(match[1]), int(match[2])) != (start, stop - 1):
         raise NetError(
             f"{name}: sends range {brief(repr(text))}, expected bytes {start}-{stop - 1}"

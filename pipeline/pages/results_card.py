@@ -16,7 +16,7 @@ from pipeline.scores import Score, scores
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult
 
-BEFORE = "## Verdict\n"  # of the export's card: where the results go
+VERDICT_HEADING = "## Verdict\n"  # of the export's card: where the results go
 WORKLOAD = "workload"  # key of evaluate.json: what a workload measured by itself
 GENERATION = "text-generation"  # the hub's name of what the model does
 
@@ -37,7 +37,7 @@ def with_results(card: str, evaluated: dict[str, Any], name: str, data: str) -> 
     # the hub's index knows no loss that only a workload's code can explain
     index = {} if by_workload else {"model-index": eval_results_to_model_index(name, results)}
     front_matter = yaml.safe_dump(yaml.safe_load(front) | index, sort_keys=False)
-    before, heading, after = text.partition(BEFORE)
+    before, heading, after = text.partition(VERDICT_HEADING)
     table = "\n".join(_workload_section(evaluated) if by_workload else _table(evaluated, metrics))
     return f"---\n{front_matter}---\n{before}{table}\n\n{heading}{after}"
 

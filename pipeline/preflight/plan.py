@@ -24,7 +24,7 @@ from pipeline.start.round_settings import round_settings
 from pipeline.subject import Model, programs_of, subject_of
 from pipeline.weights.earlier_run import trained_steps
 
-ROUND, ROUND_OF_PEER, ROUND_OF_WITNESS = 700, 250, 1000  # bytes of rounds.jsonl, about
+ROUND_BYTES, PEER_BYTES, WITNESS_BYTES = 700, 250, 1000  # bytes of rounds.jsonl, about
 
 
 class Footprint(NamedTuple):
@@ -93,7 +93,7 @@ def plan_of(run: runfile.Run, model: Model, first_step: int = 0) -> Footprint:
     form = programs.form
     witnesses = run.config.witness_nodes or min(peers, MAX_WITNESSES)
     round_seconds = _round_seconds(run, programs)
-    a_round = ROUND + ROUND_OF_PEER * peers + ROUND_OF_WITNESS * witnesses
+    a_round = ROUND_BYTES + PEER_BYTES * peers + WITNESS_BYTES * witnesses
     return Footprint(
         params=_bytes(params),
         state=state,

@@ -34,10 +34,10 @@ from pipeline.subject import subject_of
 from pipeline.tokens.tokenizer_files import OLDER, PIECES, TOKENIZER
 from pipeline.weights import bucket, earlier_run, hf
 
-PACKED = (".jsonl.zst", ".json.zst")  # text that only pyarrow unpacks
-MOST_RATE, RATES = 1.0, ("base_lr", "outer_learning_rate")  # stated ones are far below it
+PACKED_TEXT = (".jsonl.zst", ".json.zst")  # text that only pyarrow unpacks
+MOST_RATE, RATE_KEYS = 1.0, ("base_lr", "outer_learning_rate")  # stated ones are far below it
 LEAST_PERCENT = 0.5  # below it somebody may have meant a share
-WIDTH = 80  # characters of a name in the table
+NAME_WIDTH = 80  # characters of a name in the table
 
 
 class OffersRows(Protocol):
@@ -47,7 +47,7 @@ class OffersRows(Protocol):
     NEEDS: Sequence[Need]
 
 
-OTHERS = Joint[OffersRows]("preflight")
+PARTS_ROWS = Joint[OffersRows]("preflight")
 
 
 class Preflight:
@@ -78,7 +78,7 @@ class Preflight:
         ]
         looks = [Inspection(name, stage, partial(take, self.run)) for name, stage, take in own]
         shards = None if "download" in self.todo else self.root / OUT["download"]
-        for part in OTHERS:
+        for part in PARTS_ROWS:
             for name, stage, take in part.LOOKS:
                 looks.append(Inspection(name, stage, partial(take, self.run, shards)))
         for name, stage, take in looks:
@@ -136,7 +136,7 @@ class Preflight:
         survey, amount = preview.survey, preview.amount
         if survey.first is not None and not run.download.stream:
             self._fetched = sum(file.size for file in survey.files)
-        if any(file.name.lower().endswith(PACKED) for file in survey.files):
+        if any(file.name.lower().endswith(PACKED_TEXT) for file in survey.files):
             yield from _packages(survey.read, "pyarrow")
         for warning in survey.warnings:
             yield CheckRow(Mark.WARNING, "data", warning)
@@ -150,7 +150,7 @@ class Preflight:
         summary = f"{there}{needed}"
         if mark is not Mark.FINE:
             summary += f"; {amount.remedy}"
-        yield CheckRow(mark, "data", f"{brief(survey.read, WIDTH)}: {summary}")
+        yield CheckRow(mark, "data", f"{brief(survey.read, NAME_WIDTH)}: {summary}")
         batch = max(rows for rows, _ in run.config.sizes(run.llm.max_seq_len))
         if mark is Mark.FINE and amount.most is not None and batch > amount.most:
             text = (
@@ -232,7 +232,7 @@ def odd_values(run: runfile.Run) -> Iterator[CheckRow]:
     for key, value, _ in keys_of(run, ""):
         if not isinstance(value, float):
             continue
-        if key.endswith(RATES) and not 0 < value <= MOST_RATE:
+        if key.endswith(RATE_KEYS) and not 0 < value <= MOST_RATE:
             why = "nothing would be learned" if value == 0 else "training seldom survives it"
             text = f"{key} is {value:g}, expected above 0 and at most {MOST_RATE:g}: {why}"
             yield CheckRow(Mark.WARNING, "rate", text)
@@ -280,7 +280,7 @@ NEEDS = (
 
 def package_rows(run: runfile.Run, todo: Collection[str]) -> Iterator[CheckRow]:
     """Yield a row for each package that a stage of `todo` lacks, or one where it has them all."""
-    needs = [*NEEDS, *(need for part in OTHERS for need in part.NEEDS)]
+    needs = [*NEEDS, *(need for part in PARTS_ROWS for need in part.NEEDS)]
     needed = {module: need for need in needs if need.stage in todo for module in need.modules(run)}
     for module, need in needed.items():
         if not extras.is_installed(module):

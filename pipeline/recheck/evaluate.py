@@ -26,7 +26,7 @@ from pipeline.recheck.published import PublishedRun
 from pipeline.runfile import Run
 
 LOSS_TOLERANCE = 1e-3  # nats: rounding of another machine
-ROUNDING = 1e-6  # of numbers that follow from the loss, relative
+LOSS_ROUNDING = 1e-6  # of numbers that follow from the loss, relative
 SCORE_TOLERANCE = 0.01  # of another machine: a document in a hundred may get another answer
 
 
@@ -219,7 +219,7 @@ def _is_near(a: float | None, b: float | None, **tolerances: float) -> bool:
 
 def _compare_numbers(record: Evaluated, due: dict[str, float | int | None]) -> None:
     for name, expected in due.items():
-        if not _is_near(value := getattr(record, name), expected, rel_tol=ROUNDING):
+        if not _is_near(value := getattr(record, name), expected, rel_tol=LOSS_ROUNDING):
             raise _differs(name, value, expected)
 
 

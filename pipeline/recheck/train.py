@@ -29,7 +29,7 @@ from pipeline.recheck.published import PublishedRun
 from pipeline.start.set_up import Setup
 
 Arrived = Callable[[int, Tree, Tree], None]
-EVENTS = {  # in the rounds, by a reader's words
+ROUND_EVENTS = {  # in the rounds, by a reader's words
     "asked": "peers asked to join after the first round",
     "left": "peers left",
     "paused": "the run was paused",
@@ -153,6 +153,6 @@ def _left_out(transcript: Transcript) -> PublicClaim:
     text += "peers silent {silent} times, states withheld {withheld} times, "
     text = text.format(**counts) + f"{len(counts['ejected'])} peers ejected, "
     text += f"nothing applied in {counts['empty_rounds']} of {len(rounds)} rounds"
-    for name, words in EVENTS.items():
+    for name, words in ROUND_EVENTS.items():
         text += f", {words} {counts[name]} times" if counts[name] else ""
     return PublicClaim("left_out", "stated", text, counts)

@@ -27,7 +27,7 @@ from pipeline.recheck.train import chain_claim
 OF_REPLAYS = tuple(kind for kind, by in SHOWN_BY.items() if by == "replay")
 CHECKED = re.compile(r"recomputed the step of peer (\d+) as ")  # how a finding on a check begins
 MOST_NAMED = 5  # findings in a line
-LONGEST = 200  # characters of a reason that a stranger gave
+LONGEST_REASON = 200  # characters of a reason that a stranger gave
 
 
 def recheck(published: PublishedRun) -> list[PublicClaim]:
@@ -118,7 +118,7 @@ def _repeated(
     if elsewhere:
         sent = [_messages(published, window, peer) for window, peer in elsewhere]
         text = f"{_named(elsewhere, sent)} {drawn(count - done)}, not comparable here: "
-        text += brief(str(published.why), LONGEST)
+        text += brief(str(published.why), LONGEST_REASON)
         values = {"windows": [(*window, peer) for window, peer in elsewhere], "why": published.why}
         yield PublicClaim("not_comparable", "stated", text, values)
 

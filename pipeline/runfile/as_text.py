@@ -10,7 +10,7 @@ from lockstep.tables.table import Table
 from lockstep.tables.variant import Variant
 from pipeline import runfile
 
-WIDTH = 98  # characters of a comment line without its "# "
+COMMENT_WIDTH = 98  # characters of a comment line without its "# "
 
 
 def run_file(run: runfile.Run, *comments: str, notes: Mapping[str, str] | None = None) -> str:
@@ -87,5 +87,5 @@ def toml(value: Any) -> str:
 
 
 def _comment(text: str) -> list[str]:
-    lines = textwrap.wrap(" ".join(text.split()), WIDTH, break_long_words=False)
+    lines = textwrap.wrap(" ".join(text.split()), COMMENT_WIDTH, break_long_words=False)
     return [f"# {line}" for line in lines]

@@ -27,7 +27,7 @@ from pipeline.joints import Joint
 from pipeline.net.origin import Origin
 from pipeline.runfile import Network, Run, data
 from pipeline.stage.artifacts import Paths
-from pipeline.tokens.shards import FORMAT, Shards, Split
+from pipeline.tokens.shards import SHARDS_FORMAT, Shards, Split
 
 TRAIN, HELD_OUT, TOKENIZER = "train", "held_out", "tokenizer"
 HELD_OUT_TOKENS = 2**20  # at most, where a limit cuts the train tokens
@@ -144,7 +144,7 @@ class Fetched(Shards):
     of files that are read while training, it covers names, sizes and the server's versions.
     """
 
-    format: int = FORMAT
+    format: int = SHARDS_FORMAT
     unproven: Annotated[tuple[str, ...], Field(exclude=True)] = ()
     """SHA-256 of files in the store for which no server gave a checksum."""
     warnings: Annotated[tuple[str, ...], Field(exclude=True)] = ()

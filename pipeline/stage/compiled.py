@@ -20,10 +20,10 @@ from pathlib import Path
 from lockstep.files import writes
 
 log = logging.getLogger(__name__)
-SUFFIX = ".program"  # JAX's own files have another, and stay where a folder has both
-DIGEST = 32  # bytes
+PROGRAM_SUFFIX = ".program"  # JAX's own files have another, and stay where a folder has both
+DIGEST_BYTES = 32  # bytes
 PATIENCE = 60.0  # seconds that one waits for another's program, before it compiles its own
-POLL = 0.02  # seconds between two looks
+POLL_SECONDS = 0.02  # seconds between two looks
 
 
 class CheckedCache:
@@ -53,7 +53,7 @@ class CheckedCache:
             program = self._read(key)  # it may have been stored before the lock was taken
             if reserved or time.monotonic() > until:
                 break
-            time.sleep(POLL)
+            time.sleep(POLL_SECONDS)
         if program is not None:
             self._release()
         return program
@@ -78,8 +78,8 @@ class CheckedCache:
             stored = path.read_bytes()
         except FileNotFoundError:
             return None
-        if stored[:DIGEST] == _digest(key, stored[DIGEST:]):
-            return stored[DIGEST:]
+        if stored[:DIGEST_BYTES] == _digest(key, stored[DIGEST_BYTES:]):
+            return stored[DIGEST_BYTES:]
         if not self._warned:  # once for all of a folder
             log.warning(
                 f"{path}: the program differs from the one stored there; it is compiled again"
@@ -116,7 +116,7 @@ class CheckedCache:
             file.close()
 
     def _of(self, key: str) -> Path:
-        return self._path / f"{key}{SUFFIX}"
+        return self._path / f"{key}{PROGRAM_SUFFIX}"
 
 
 def check_programs() -> bool:

@@ -13,8 +13,8 @@ import binascii
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-FACTOR = 2**13  # the largest bound of the published tokenizers tried is ALBERT's, 4,356
-ADDED = 2**20
+MOST_GROWTH = 2**13  # the largest bound of the published tokenizers tried is ALBERT's, 4,356
+MOST_ADDED = 2**20
 
 
 class Growth(NamedTuple):
@@ -42,10 +42,10 @@ def check(definition: dict[str, Any]) -> None:
         ("normalizer, pre_tokenizer and post_processor", before.then(words).then(tokens)),
         ("decoder", texts),
     ):
-        if growth.factor > FACTOR or growth.added > ADDED:
+        if growth.factor > MOST_GROWTH or growth.added > MOST_ADDED:
             raise GrowthError(
                 f"{what} may write {growth.factor:.3g} times a text and {growth.added:.3g} bytes, "
-                f"expected at most {FACTOR} times and {ADDED}"
+                f"expected at most {MOST_GROWTH} times and {MOST_ADDED}"
             )
 
 

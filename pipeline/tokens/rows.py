@@ -21,7 +21,7 @@ from lockstep.tables.table import Table, wrong
 
 WORD = 4  # bytes
 MOST_WORDS = 2**24  # of a row, which is read into memory
-NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$"
+ARRAY_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$"
 FILES = "files"  # folder of the shards folder, where a file has its hash as its name
 
 Dtype = Literal[
@@ -59,7 +59,7 @@ class TokenRows(Table):
 class RowArray(Table):
     """One of the arrays of a row."""
 
-    name: Annotated[str, Field(pattern=NAME)]
+    name: Annotated[str, Field(pattern=ARRAY_NAME)]
     """Name of the array."""
     dtype: Dtype
     """Dtype of its values, little-endian."""

@@ -17,8 +17,8 @@ from pipeline.tokens.shards import ShardFile, Shards
 
 WINDOW = 32
 MOST = 2**24
-CHUNK = 2**20  # tokens that are read at once
-FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd: a product loses no bit
+CHUNK_TOKENS = 2**20  # tokens that are read at once
+HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd: a product loses no bit
 
 
 def share(folder: Path, shards: Shards) -> float | None:
@@ -66,7 +66,7 @@ def windows(tokens_T: np.ndarray, every: int = 1) -> np.ndarray:
     """Return the hashes of all windows, in their order, that `every` divides."""
     hash_H = tokens_T.astype(np.uint64) + np.uint64(1)
     for half in (1, 2, 4, 8, 16):  # each time a hash is of twice as many tokens
-        hash_H = hash_H[:-half] * FACTOR + hash_H[half:]
+        hash_H = hash_H[:-half] * HASH_FACTOR + hash_H[half:]
         hash_H ^= hash_H >> np.uint64(29)
     return hash_H if every == 1 else hash_H[hash_H % np.uint64(every) == 0]
 
@@ -86,6 +86,6 @@ def read(
     last_T = np.empty(0, f"<u{size}")
     for file in files:
         with open(folder / file.path, "rb") as opened:
-            while len(read_T := np.fromfile(opened, f"<u{size}", CHUNK)):
+            while len(read_T := np.fromfile(opened, f"<u{size}", CHUNK_TOKENS)):
                 yield (chunk_T := np.concatenate([last_T, read_T]))
                 last_T = chunk_T[len(chunk_T) - min(overlap, len(chunk_T)) :]

@@ -25,8 +25,8 @@ from pipeline.tokens.files import TokenFiles
 from pipeline.tokens.ids import Ids, limit_of
 from pipeline.tokens.shards import SHARDS, Part, Shards, Split
 
-BLOCK = 2048  # positions that are located at once
-NEAR = 64  # spans, of the length of one, between two spans of the same round
+BLOCK_POSITIONS = 2048  # positions that are located at once
+NEAR_SPANS = 64  # spans, of the length of one, between two spans of the same round
 CACHES_AHEAD = 4  # expected rows take at most 1 / 4 of the cache
 DEFAULT_NETWORK = Network()
 
@@ -147,10 +147,10 @@ class Sequences:
                     f"{self.folder}: sequence {index}, expected one of the {len(self)} "
                     f"{self.split} sequences of {self.max_seq_len} tokens{passes}, from 0"
                 )
-            first = low // BLOCK * BLOCK
-            if high >= first + BLOCK:
+            first = low // BLOCK_POSITIONS * BLOCK_POSITIONS
+            if high >= first + BLOCK_POSITIONS:
                 return self._find(indices_N)
-            places = self._find(np.arange(first, min(first + BLOCK, len(self))))
+            places = self._find(np.arange(first, min(first + BLOCK_POSITIONS, len(self))))
             block = self._block = _Block(first, *places)
             within_N = indices_N - first
         return block.files[within_N], block.starts[within_N]
@@ -199,7 +199,7 @@ class Sequences:
         So positions read near a stretch belong to it, and after it as many are expected as it has,
         or twice as many as were just read: soon a whole round, and never much more than was read.
         """
-        near = NEAR * count
+        near = NEAR_SPANS * count
         if high < self._first - near or low > self._expected + near:
             self._first, self._next, self._expected = low, high + 1, high + 1
         self._first, self._next = min(self._first, low), max(self._next, high + 1)

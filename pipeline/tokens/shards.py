@@ -23,15 +23,15 @@ from pipeline.net.origin import Origin
 from pipeline.runfile.data import AnyShuffle
 from pipeline.tokens.rows import AnyRows
 
-SHARDS, FORMAT = "shards.json", 2
+SHARDS, SHARDS_FORMAT = "shards.json", 2
 ZEROS = "zeros:"  # the address of a file of zeros that exists nowhere
 
 Split = Literal["train", "held_out"]
 
 
 def _check_format(number: int) -> int:
-    if number != FORMAT:
-        raise wrong((), f"{FORMAT}: another release wrote it; run the stage download again")
+    if number != SHARDS_FORMAT:
+        raise wrong((), f"{SHARDS_FORMAT}: another release wrote it; run the stage download again")
     return number
 
 

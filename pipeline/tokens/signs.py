@@ -20,8 +20,8 @@ TRAIN = "train"
 # Words for what is not trained on. The first that a location has is what is held out.
 HELD_OUT_SPLITS = ("held_out", "heldout", "validation", "valid", "val", "dev", "eval", "test")
 HEADER_BYTES = 1024  # of llm.c and modded-nanogpt: 256 int32, of which the first is a date
-DATES = range(2024_01_01, 2030_00_00)
-MEGATRON = b"MMIDIDX\0\0"  # what an .idx begins with; a version and the dtype's code follow
+HEADER_DATES = range(2024_01_01, 2030_00_00)
+MEGATRON_INDEX = b"MMIDIDX\0\0"  # what an .idx begins with; a version and the dtype's code follow
 MEGATRON_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 8, 7: 4, 8: 2}  # of a token, by that code
 OLD_TORCH = bytes.fromhex("80028a0a6cfc9c46f9206aa85019")
 PAIRS, SMALL, MOSTLY = 64, 4, 0.99  # see `check_size`
@@ -45,7 +45,7 @@ def _has_dated_header(head: bytes) -> bool:
     if len(numbers) < HEAD_BYTES // 4:
         return False
     date, version, _, *rest = numbers
-    return date in DATES and 0 < version < 10 and not any(rest)
+    return date in HEADER_DATES and 0 < version < 10 and not any(rest)
 
 
 def _is_safetensors(head: bytes) -> bool:
@@ -61,7 +61,7 @@ FORMATS: dict[str, Callable[[bytes], bool]] = {
     "zstd data": lambda head: head.startswith(b"\x28\xb5\x2f\xfd"),
     "a parquet file": lambda head: head.startswith(b"PAR1"),
     "a safetensors file": _is_safetensors,
-    "an index of Megatron": lambda head: head.startswith(MEGATRON),
+    "an index of Megatron": lambda head: head.startswith(MEGATRON_INDEX),
     "a header of 256 int32, as of llm.c": _has_dated_header,
 }
 # Byte-order marks; those of UTF-32 first, since one of them begins with one of UTF-16.
@@ -150,7 +150,7 @@ def check_size(numbers: np.ndarray, name: str) -> None:
 
 
 def _bytes_by_megatron(content: bytes, size: int) -> int | None:
-    return MEGATRON_BYTES.get(content[17]) if content.startswith(MEGATRON) else None
+    return MEGATRON_BYTES.get(content[17]) if content.startswith(MEGATRON_INDEX) else None
 
 
 def _bytes_by_metadata(content: bytes, size: int) -> int | None:

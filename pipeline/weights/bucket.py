@@ -31,7 +31,7 @@ from lockstep.tables.table import AsTuple, Table
 from lockstep.tables.validation import validate_json
 from lockstep.transcript.tensorfile import TensorFile
 from pipeline import runfile
-from pipeline.net.google import KEY, BucketFile, BucketFolder
+from pipeline.net.google import KEY_VARIABLE, BucketFile, BucketFolder
 from pipeline.net.origin import Origin, hash_file
 from pipeline.net.transfers import store
 from pipeline.net.transfers.store import Transfer
@@ -41,7 +41,7 @@ from pipeline.weights import hf
 
 log = logging.getLogger(__name__)
 
-NETWORK = Network()  # limits of time and attempts of a push
+PUSH_NETWORK = Network()  # limits of time and attempts of a push
 MANIFEST = "manifest.json"
 MANIFEST_BYTES = 2**24  # upper bound: a manifest is read into memory
 Natural = Annotated[int, Field(ge=0)]
@@ -272,8 +272,8 @@ def push(
       The generation of the manifest, with which the checkpoint can be read.
     """
     folder = prefix.rstrip("/")
-    expected = f"a bucket that the credentials of {KEY} may list and write to"
-    remote = BucketFolder(bucket, folder, NETWORK, expected, pushes=True)
+    expected = f"a bucket that the credentials of {KEY_VARIABLE} may list and write to"
+    remote = BucketFolder(bucket, folder, PUSH_NETWORK, expected, pushes=True)
     weights = [file for file in files if file.suffix == ".safetensors"]
     companions = [file for file in files if file.suffix != ".safetensors"]
     newest = {name: remote.find(name, None) for name in (*(f.name for f in files), MANIFEST)}

@@ -41,7 +41,7 @@ ARCHITECTURES = {
 }
 MOST_TENSORS = 10**6  # the most of one kind; DeepSeek V3 has 15,000
 FLOATS = ("F32", "BF16", "F16")  # dtypes that a tensor may be stored in, as safetensors names them
-EXPONENT = {"bfloat16": 0x7F80, "float16": 0x7C00}  # all set in the bits of infinity and NaN
+EXPONENT_BITS = {"bfloat16": 0x7F80, "float16": 0x7C00}  # all set in the bits of infinity and NaN
 
 
 def why_refused(folder: Path) -> str | None:
@@ -403,7 +403,7 @@ def _cast(
     for piece in tensorfile.pieces(tensor, transposed=slot.transposed):
         with np.errstate(over="ignore"):  # reported below, by name
             values = piece.astype(stored, copy=False)
-        exponent = EXPONENT.get(stored.name)
+        exponent = EXPONENT_BITS.get(stored.name)
         # infinite or NaN, compared as integers: 6 times as fast as `np.isfinite`
         if exponent and ((values.view(np.uint16) & exponent) == exponent).any():
             finite = piece[np.isfinite(piece)]

@@ -15,7 +15,7 @@ from lockstep.files import read_json
 from pipeline.tokens.tokenizer_files import GENERATION, SETTINGS, SPECIAL
 from pipeline.weights import hf
 
-KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
+TOKEN_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
 # Settings of transformers' `generate` that are not done here, and the values that do nothing.
 NOT_DONE: dict[str, tuple] = {
     **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty", "guidance_scale"), (1,)),
@@ -35,7 +35,7 @@ NOT_DRAWN: dict[str, tuple] = {  # of drawn texts alone
 }
 DRAWN = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}  # done; what transformers takes without
 # Done by the caller, or without effect on the text.
-OTHERS = {"do_sample", "use_cache", "pad_token_id", "length_penalty", "early_stopping"}
+OTHER_SETTINGS = {"do_sample", "use_cache", "pad_token_id", "length_penalty", "early_stopping"}
 
 
 class TextSettings(NamedTuple):
@@ -66,7 +66,7 @@ def not_done(
     values = NOT_DONE | (NOT_DRAWN if drawn else {})
     for key, value in settings.items():
         idle = values.get(key)
-        if idle is None and (known is None or key in {*known, *OTHERS, *DRAWN, *NOT_DRAWN}):
+        if idle is None and (known is None or key in {*known, *OTHER_SETTINGS, *DRAWN, *NOT_DRAWN}):
             continue
         if value not in (None, [], {}, "") and value not in (idle or ()):
             yield f"{key} = {value}"
@@ -89,7 +89,7 @@ def read(
     ends = token_ids(said, special, config)["eos_token_id"]
     if not ends and generation is None:  # the class's default
         ends = _ids(parsed.eos_token_id, parsed.vocab_size)
-    begin, end, _ = KEYS
+    begin, end, _ = TOKEN_KEYS
     firsts = [special.get(begin), special.get(end), said.get(begin), config.get(begin)]
     firsts += [said.get(end), config.get(end), parsed.bos_token_id]
     first = next((first for first in firsts if first not in (None, [])), None)
@@ -107,12 +107,12 @@ def token_ids(
     Ids beyond the vocabulary are left out.
     """
     found = {}
-    for key in KEYS:
+    for key in TOKEN_KEYS:
         sources = (generation, special) if key == "eos_token_id" else (special, generation)
         ids = [_ids(source.get(key), config["vocab_size"]) for source in (*sources, config)]
         named = ids[0] + ids[1] + (ids[2] if not ids[0] else [])
         found[key] = list(dict.fromkeys(named))
-    return found | {key: (found[key])[:1] for key in (KEYS[0], KEYS[2])}
+    return found | {key: (found[key])[:1] for key in (TOKEN_KEYS[0], TOKEN_KEYS[2])}
 
 
 def special_tokens(folder: Path, tokenizer: Tokenizer | None) -> dict[str, int]:
@@ -123,7 +123,7 @@ def special_tokens(folder: Path, tokenizer: Tokenizer | None) -> dict[str, int]:
             said = read_json(folder / name)
             named |= {key: value for key, value in said.items() if value is not None}
     ids = {}
-    for key in KEYS:
+    for key in TOKEN_KEYS:
         token = named.get(key.removesuffix("_id"))  # text, or a table that holds it
         token = token.get("content") if isinstance(token, dict) else token
         if isinstance(token, str) and (index := tokenizer.token_to_id(token)) is not None:

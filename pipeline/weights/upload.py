@@ -22,7 +22,7 @@ from pipeline.weights.model_folder import TrainedModel
 log = logging.getLogger(__name__)
 
 UNAUDITED = "unaudited"
-CARD = """\
+UNAUDITED_CARD = """\
 ---
 tags:
 - {unaudited}
@@ -82,7 +82,7 @@ def push_epoch(run: runfile.Run, paths: Paths, params: Tree, last: Round) -> Non
     trained = TrainedModel(model, params, paths.out("download"), checkpoint=init / "hf")
     model_folder.write(aside, run, trained)
     position = {"step": last.step, "epoch": last.epoch}
-    card = CARD.format(unaudited=UNAUDITED, key=key, **position)
+    card = UNAUDITED_CARD.format(unaudited=UNAUDITED, key=key, **position)
     write_text(aside / "README.md", card)
     files = {file.name: file for file in sorted(aside.iterdir())}
     for name in run.config.checkpointers:

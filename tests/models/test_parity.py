@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.generation import TopKLogitsWarper, TopPLogitsWarper
 
 from lockstep.programs.loss import cross_entropy
-from pipeline.language_model.sampling import EVERY, keep_likeliest
+from pipeline.language_model.sampling import EVERY_TOKEN, keep_likeliest
 from pipeline.language_model.text_writer import TextWriter
 from pipeline.weights import exported, hf
 from tests.models.reference import GROUPS, LATENT, SCALED, TOKENS, YARN, drawn
@@ -221,7 +221,7 @@ def test_the_tokens_that_stay_are_those_of_transformers(top_k, top_p):
     expected = torch.from_numpy(logits_BV)
     for warper in (TopKLogitsWarper(top_k or 50), TopPLogitsWarper(top_p)):
         expected = warper(None, expected)
-    found = keep_likeliest(logits_BV, EVERY if top_k is None else top_k, top_p)
+    found = keep_likeliest(logits_BV, EVERY_TOKEN if top_k is None else top_k, top_p)
     np.testing.assert_array_equal(found, expected.numpy())
 
 

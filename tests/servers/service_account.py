@@ -43,4 +43,4 @@ def use(file: Path, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
         "token_uri": f"{address}/token",
     }
     file.write_text(json.dumps(account))
-    monkeypatch.setenv(google.KEY, str(file))
+    monkeypatch.setenv(google.KEY_VARIABLE, str(file))

@@ -14,7 +14,7 @@ import optax
 from lockstep.optim import expect
 from lockstep.optim.aggregation import AggregateFn, counts_each_once, mean
 from lockstep.optim.dense import adam, dense
-from lockstep.optim.directions import UNIT, Sized, inverse
+from lockstep.optim.directions import LENGTH_UNIT, Sized, inverse
 from lockstep.optim.optimizer import Optimizer, RoundPeers, Tree
 
 
@@ -197,14 +197,14 @@ def _turned(
 ) -> jax.Array:  # fmt: skip
     """Return a pseudogradient of one parameter, turned towards the outer momentum."""
     sized, momentum = Sized(x, (*range(x.ndim),)), Sized(m, (*range(m.ndim),))
-    length, m_length = sized.length, momentum.length  # in units of `UNIT`
+    length, m_length = sized.length, momentum.length  # in units of `LENGTH_UNIT`
     u, v = sized.direction, momentum.direction
     c = jnp.sum(u * v)
     conf = length * inverse(length + trust * m_length)
     b = jnp.minimum(shrink * -c * conf, shrink_most)
-    shrunk = x - b * c * length * (UNIT * v)
+    shrunk = x - b * c * length * (LENGTH_UNIT * v)
     share = jnp.minimum(turn * (1.0 - c) * conf, 1.0)
     mixed = (1.0 - share) * u + share * v
-    turned = length * (UNIT * mixed) * inverse(jnp.linalg.norm(mixed.ravel()))
+    turned = length * (LENGTH_UNIT * mixed) * inverse(jnp.linalg.norm(mixed.ravel()))
     unchanged = (c >= keep) | (m_length == 0) | (length == 0)
     return jnp.where(unchanged, x, jnp.where(c < 0, shrunk, turned))

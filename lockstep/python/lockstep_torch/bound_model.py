@@ -17,7 +17,7 @@ import torch
 
 from . import bits, module_state
 
-APART = 1e-3  # share by which a loss may differ from itself, row by row
+LOSS_APART = 1e-3  # share by which a loss may differ from itself, row by row
 WATCHED = 2  # points at which it is seen whether a step moves what stays: a copy of the parameters
 # that follows them is still where they are at the first
 
@@ -221,7 +221,7 @@ class BoundModel:
         result = self.losses(rows)
         losses, counts = result if isinstance(result, tuple) else (result, np.ones(len(result)))
         apart, together = float(losses.sum() / (counts.sum() or 1)), drawn[0]
-        if drawn[0] == drawn[1] and abs(apart - together) > APART * max(abs(together), 0.01):
+        if drawn[0] == drawn[1] and abs(apart - together) > LOSS_APART * max(abs(together), 0.01):
             raise bits.ContractError(
                 f"row_losses: the mean over {len(losses)} rows is {apart:.6g}, and loss of the "
                 f"same rows {together:.6g}; expected the same: write row_losses(model, rows) with "

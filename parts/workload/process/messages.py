@@ -14,7 +14,7 @@ from lockstep.files import loads
 from lockstep.tables.table import AsTuple, Table
 from lockstep.tables.untrusted_values import Metrics, SaidNumber, SaidNumbers, SaidPath
 from lockstep.tables.validation import validate
-from pipeline.tokens.rows import NAME
+from pipeline.tokens.rows import ARRAY_NAME
 
 SHOWN = 400  # characters of what a worker says
 MOST = 1000  # capabilities of a worker, and lines of its environment
@@ -79,7 +79,7 @@ class WorkerAnswer(Table, extra="ignore"):
 class NamedArray(Table, extra="ignore"):
     """One of a workload's arrays in a worker's message, which is in NAME.npy."""
 
-    name: Annotated[str, Field(pattern=NAME)]
+    name: Annotated[str, Field(pattern=ARRAY_NAME)]
 
 
 class WorkerResult(Table, extra="ignore", arbitrary_types_allowed=True):

@@ -22,7 +22,7 @@ from lockstep.tables.validation import validate
 from pipeline.runfile.data import Limit
 from pipeline.sources.provider import HELD_OUT, TRAIN, FetchOptions
 from pipeline.sources.token_files.listing import max_tokens
-from pipeline.tokens.rows import NAME, WORD, ArrayRows, Dtype, encode
+from pipeline.tokens.rows import ARRAY_NAME, WORD, ArrayRows, Dtype, encode
 from pipeline.tokens.shards import ShardFile, Split, write_shard
 
 SHARD_WORDS = 2**22  # about, of a file
@@ -127,7 +127,7 @@ def examples_of(name: str, opened: OpenArrays) -> Examples:
 
 def _check_array(name: str, array: Sliced, where: str) -> tuple[int, dict[str, Any]]:
     """Return how many examples' rows an array has, and what it is in a row."""
-    if not re.fullmatch(NAME, name):
+    if not re.fullmatch(ARRAY_NAME, name):
         raise LockstepError(
             f"{where}: lists an array named {brief(repr(name))}, expected at most 64 of the "
             "letters A to z, digits, _, - and ."

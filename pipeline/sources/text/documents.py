@@ -51,11 +51,11 @@ PACKED = (PARQUET, *(ending for ending, packing in JSON_LINES.items() if packing
 DOCUMENT_BYTES = 2**26  # at most, of a document, which is read into memory
 PART_BYTES = 2**11  # about, of a document of a text file that is the only one
 PARQUET_BUFFER = 2**20  # bytes of a parquet file, read at once
-PADDING = 2**16  # zeros after gzip data, as tapes have them
+GZIP_PADDING = 2**16  # zeros after gzip data, as tapes have them
 LINES_AT_ONCE = 256  # between two looks at how far a packed file is read
-WINDOW = "requires too much memory"  # what zstd says of a window of over 2**27 bytes
-FIRST = 2**26  # bytes that are fetched at first
-END, MOST_END = 2**16, 2**26  # bytes of a file's end: what pyarrow reads first, and at most
+ZSTD_WINDOW = "requires too much memory"  # what zstd says of a window of over 2**27 bytes
+FIRST_BYTES = 2**26  # bytes that are fetched at first
+END_BYTES, MOST_END = 2**16, 2**26  # bytes of a file's end: what pyarrow reads first, and at most
 LENGTH_OF_TEXT = 4  # bytes before each text of a page
 MAGIC, LENGTH = b"PAR1", 8  # what a file ends with, and bytes of that and of the metadata's length
 
@@ -231,7 +231,7 @@ def _lines(path: Path, name: str, packing: str) -> Iterator[bytes | None]:
             raise _unreadable(path, error) from error
         line = (str(error).splitlines() or ["damaged"])[0]
         expected = "whole zstd data"
-        if WINDOW in line:
+        if ZSTD_WINDOW in line:
             expected = "a window of 2**27 bytes at most: zstd -d --long=31 FILE unpacks it"
         raise LockstepError(f"{name}: {brief(line, 200)}, expected {expected}") from error
 
@@ -270,8 +270,8 @@ class _Packed:
     def read(self, size: int) -> bytes:
         data = self._raw.read(size)
         self._zeros = self._zeros + 1 if data == b"\0" else 0
-        if self._zeros > PADDING:
-            raise gzip.BadGzipFile(f"over {PADDING} zeros after its end")
+        if self._zeros > GZIP_PADDING:
+            raise gzip.BadGzipFile(f"over {GZIP_PADDING} zeros after its end")
         return data
 
 
@@ -349,7 +349,7 @@ def fetched_parts(file: LocationFile, options: FetchOptions) -> Iterator[Fetched
     ends = _ends_of_groups(file, metadata)
     done = fetched = 0
     while done < len(ends):
-        fetched = min(file.origin.size, max(ends[done], 2 * fetched, FIRST))
+        fetched = min(file.origin.size, max(ends[done], 2 * fetched, FIRST_BYTES))
         (stored,) = fetch_files([file], options, [fetched])
         complete = sum(1 for stop in ends if stop <= fetched)
         groups = RowGroups(metadata, range(done, complete))
@@ -376,7 +376,7 @@ def parquet_text_bytes(file: LocationFile, column: str, options: FetchOptions) -
 def _metadata(file: LocationFile, options: FetchOptions) -> "FileMetaData":
     """Return a parquet file's metadata, which its last bytes hold."""
     size = file.origin.size
-    length = min(size, END)
+    length = min(size, END_BYTES)
     for _ in range(2):
         end = _last_bytes(file, length, options)
         needed = int.from_bytes(end[-LENGTH : -len(MAGIC)], "little") + LENGTH

@@ -52,7 +52,7 @@ from pipeline.tokens import signs
 from pipeline.tokens.shards import Part, Split
 
 AnyText: TypeAlias = DataText | DataWeightedText
-HASHES = 2**64  # of documents, by the first 8 bytes of a SHA-256
+HASH_RANGE = 2**64  # of documents, by the first 8 bytes of a SHA-256
 
 
 def survey(location: AnyText, options: FetchOptions) -> Survey:
@@ -116,7 +116,7 @@ def fetch(location: AnyText, folder: Path, options: FetchOptions) -> Fetched:
 def is_held_out(document: str, percent: float) -> bool:
     """Return whether a document is held out: u(SHA-256) < percent / 100, u from 0 to 1."""
     digest = hashlib.sha256(document.encode()).digest()
-    return int.from_bytes(digest[:8], "big") < percent / 100 * HASHES
+    return int.from_bytes(digest[:8], "big") < percent / 100 * HASH_RANGE
 
 
 class _Source(NamedTuple):

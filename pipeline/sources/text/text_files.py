@@ -45,11 +45,11 @@ log = logging.getLogger(__name__)
 
 README = "README.md"
 MOST_README = 2**20  # bytes
-FENCE = "---\n"
+YAML_FENCE = "---\n"
 Pattern = Annotated[str, Field(min_length=1, max_length=500)]
 Patterns = Annotated[tuple[Pattern, ...], Field(max_length=10_000), AsTuple]
-CHOOSE = ("source", "revision", "subset", "split", "files")  # keys that say which files are read
-EVERYTHING = TextSource.model_fields["files"].default
+FILE_KEYS = ("source", "revision", "subset", "split", "files")  # keys that say which files are read
+EVERY_FILE = TextSource.model_fields["files"].default
 
 
 def files_of(source: TextSource, where: str, options: FetchOptions) -> Listing:
@@ -65,7 +65,7 @@ def files_of(source: TextSource, where: str, options: FetchOptions) -> Listing:
         listing = store.remembered(
             options.store,
             Listing,
-            f"text {[getattr(source, key) for key in CHOOSE]!r}",
+            f"text {[getattr(source, key) for key in FILE_KEYS]!r}",
             where,
             lambda: _ask(source, where, options.network),
         )
@@ -112,7 +112,7 @@ def _on_hub(source: TextSource, name: str, where: str, network: Network) -> List
     if source.subset is not None:
         says |= {"subset": source.subset, "split": source.split}
         files = _of_subset(source, files, where, network)
-    elif source.files == EVERYTHING:
+    elif source.files == EVERY_FILE:
         _warn_of_subsets(files, where, network)
     return _listing(source, files, says, " on the hub")
 
@@ -136,7 +136,7 @@ def _listing(
         return wanted and not hidden and (is_file or name.lower().endswith(endings))
 
     chosen = [file for file in sorted(files, key=lambda file: file.name) if fits(file.name)]
-    if source.files == EVERYTHING:  # beside files of text, a .json says something else
+    if source.files == EVERY_FILE:  # beside files of text, a .json says something else
         chosen = [file for file in chosen if not file.name.lower().endswith(".json")] or chosen
     return Listing(
         read=hide(source.source.strip()) + place,
@@ -253,8 +253,8 @@ def _read_readme(files: Iterable[LocationFile], network: Network) -> bytes | Non
 def subsets(readme: bytes, where: str) -> dict[str, HubSubset]:
     """Return the subsets of text files that a README.md's front matter lists, by name."""
     text = readme.decode(errors="replace").replace("\r\n", "\n")
-    beginning, _, rest = text.partition(FENCE)
-    front, fence, _ = rest.partition(f"\n{FENCE}")
+    beginning, _, rest = text.partition(YAML_FENCE)
+    front, fence, _ = rest.partition(f"\n{YAML_FENCE}")
     if beginning or not fence:
         return {}
     with expecting(where, "YAML in front of it", yaml.YAMLError, RecursionError, ValueError):

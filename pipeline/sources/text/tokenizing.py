@@ -47,7 +47,7 @@ from pipeline.tokens.tokenizer_files import (
     vocab_size,
 )
 
-PIECE = 2**17  # characters
+PIECE_CHARACTERS = 2**17
 # Up to the last line break between two non-space characters, and up to the last after one.
 LINE, TEXT = re.compile(r".*\S\n(?=\S)", re.DOTALL), re.compile(r".*\S(?=\n)", re.DOTALL)
 TRAINED_CHARACTERS = 2**28  # at most, of the train text, to train a tokenizer
@@ -56,7 +56,7 @@ PIECES_AT_ONCE, CHARACTERS_AT_ONCE = 1024, 2**20
 END, PAD = "<|endoftext|>", "<|pad|>"
 ALPHABET = pre_tokenizers.ByteLevel.alphabet()
 CONFIG = "config.json"  # may say of which class a tokenizer in an older form is
-NAMES = (*TOKENIZER_FILES, CONFIG)
+TOKENIZER_NAMES = (*TOKENIZER_FILES, CONFIG)
 # Tokens that end a document, where no file of a tokenizer names one: the first that it has.
 ENDS = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "<|im_end|>")
 
@@ -147,7 +147,7 @@ class Piece(NamedTuple):
 
 
 def cut(text: str) -> Iterator[Piece]:
-    """Yield a document in pieces to tokenize, of at most PIECE characters.
+    """Yield a document in pieces to tokenize, of at most PIECE_CHARACTERS characters.
 
     A longer one is cut after a line break between two non-space characters, where common tokenizers
     cut too, so that byte-level ones give the tokens of the whole. (Where a tokenizer writes a space
@@ -155,8 +155,8 @@ def cut(text: str) -> Iterator[Piece]:
     before a line break, else before a space, else anywhere; that may change the token there.
     """
     start = 0
-    while len(text) - start > PIECE:
-        stop = start + _border(text[start : start + PIECE + 1])
+    while len(text) - start > PIECE_CHARACTERS:
+        stop = start + _border(text[start : start + PIECE_CHARACTERS + 1])
         yield Piece(text[start:stop], ends=False)
         start = stop
     if start < len(text):
@@ -164,10 +164,10 @@ def cut(text: str) -> Iterator[Piece]:
 
 
 def _border(text: str) -> int:
-    """Return where to cut a text to tokenize of more than PIECE characters."""
-    if (after := LINE.match(text)) or (before := TEXT.match(text, 0, PIECE)):
+    """Return where to cut a text to tokenize of more than PIECE_CHARACTERS characters."""
+    if (after := LINE.match(text)) or (before := TEXT.match(text, 0, PIECE_CHARACTERS)):
         return (after or before).end()
-    return max(0, text.rfind(" ", 1, PIECE)) or PIECE
+    return max(0, text.rfind(" ", 1, PIECE_CHARACTERS)) or PIECE_CHARACTERS
 
 
 # ---- Tokens ----
@@ -419,7 +419,7 @@ def copy_tokenizer(location: TokenizedText, target: Path, options: FetchOptions)
             location.tokenizer,
             revision,
             options.store,
-            NAMES,
+            TOKENIZER_NAMES,
             expected,
             options.network,
             options.progress,
@@ -428,7 +428,7 @@ def copy_tokenizer(location: TokenizedText, target: Path, options: FetchOptions)
         if revision != commit:
             warnings = (hub_files.pin_advice(name, commit, "tokenizer_revision"),)
     is_older = not (folder / TOKENIZER).is_file()
-    names = NAMES if is_older else TOKENIZER_FILES
+    names = TOKENIZER_NAMES if is_older else TOKENIZER_FILES
     files = [folder / file for file in names if (folder / file).is_file()]
     for file in files:
         check_file(file, folder, most=MOST_BYTES)

@@ -11,12 +11,12 @@ from pipeline.sources.provider import TRAIN, Fetched, FetchOptions, Provider, Su
 from pipeline.stage.artifacts import listing_sha256
 from pipeline.tokens.shards import ZEROS, ShardFile, shard_path
 
-TOKENS = 2**48  # more than any run asks for
+DUMMY_TOKENS = 2**48  # more than any run asks for
 
 
 def survey(location: DataDummy, options: FetchOptions) -> Survey:
     """Describe the dummy: one file that exists nowhere."""
-    return Survey("zeros", (SurveyedFile("zeros", TRAIN, 0, TOKENS),), 1)
+    return Survey("zeros", (SurveyedFile("zeros", TRAIN, 0, DUMMY_TOKENS),), 1)
 
 
 def fetch(location: DataDummy, folder: Path, options: FetchOptions) -> Fetched:
@@ -24,10 +24,10 @@ def fetch(location: DataDummy, folder: Path, options: FetchOptions) -> Fetched:
     zeros = ShardFile(
         path=shard_path(TRAIN, 0),
         split=TRAIN,
-        tokens=TOKENS,
+        tokens=DUMMY_TOKENS,
         sha256=None,
         name="zeros",
-        origin=Origin(url=ZEROS, size=2 * TOKENS),
+        origin=Origin(url=ZEROS, size=2 * DUMMY_TOKENS),
     )
     return Fetched(
         files=(zeros,),

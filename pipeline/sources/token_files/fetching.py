@@ -44,7 +44,7 @@ from pipeline.tokens.ids import check_file_ids
 from pipeline.tokens.shards import ShardFile, shard_path
 from pipeline.tokens.tokenizer_files import MOST_BYTES, convert_older, load_tokenizer, vocab_size
 
-SIZED = 2**16  # tokens that are looked at for their size
+SIZED_TOKENS = 2**16  # tokens that are looked at for their size
 
 
 def provider(listing: Callable[[Any, Network], Listing], *, is_local: bool = False) -> Provider:
@@ -75,7 +75,7 @@ def fetch(listing: Listing, folder: Path, options: FetchOptions) -> Fetched:
     if options.stream:
         _check_versions(listing)
         for pick in {pick.split: pick for pick in reversed(chosen)}.values():  # the first of each
-            stop = min(SIZED, pick.tokens) * listing.size
+            stop = min(SIZED_TOKENS, pick.tokens) * listing.size
             beginning = b"".join(remote.read(pick.file.origin, 0, stop, options.network))
             _check_signs(beginning, listing.size, pick.file.label)
         files = [_shard(pick, path, None) for pick, path in _shard_paths(chosen)]
@@ -195,7 +195,7 @@ def _fetch_files(
         for (pick, path), size, stored in zip(_shard_paths(chosen), sizes, fetched, strict=True):
             sha256 = _place(stored, folder / path, pick.file.origin, size)
             with open(folder / path, "rb") as file:
-                _check_signs(file.read(SIZED * listing.size), listing.size, pick.file.label)
+                _check_signs(file.read(SIZED_TOKENS * listing.size), listing.size, pick.file.label)
             check_file_ids(folder / path, listing.size, vocab, pick.file.label)
             files.append(_shard(pick, path, sha256))
             bar.advance()

@@ -55,7 +55,7 @@ from pipeline.tokens.shards import Part
 log = logging.getLogger(__name__)
 
 REPO_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
-FILES = 100_000  # numbered ones at most
+MOST_FILES = 100_000  # numbered ones at most
 Weight = Annotated[float, Field(gt=0)]
 
 
@@ -166,9 +166,9 @@ def list_files(url: str, scheme: str, network: Network) -> Iterator[LocationFile
 
 
 def _check_count(count: int, subject: str) -> None:
-    if count > FILES:
+    if count > MOST_FILES:
         raise LockstepError(
-            f"{subject} {count}, expected at most {FILES}: each needs a request for its size"
+            f"{subject} {count}, expected at most {MOST_FILES}: each needs a request for its size"
         )
 
 

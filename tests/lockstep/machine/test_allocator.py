@@ -54,7 +54,7 @@ def test_each_compilation_ends_with_a_trim_where_the_settings_are_ours(monkeypat
     monkeypatch.setattr(allocator, "ctypes", SimpleNamespace(CDLL=lambda name: libc))
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.arena_max=3")
     allocator.trim_after_compiling()  # does nothing
-    monkeypatch.setenv("GLIBC_TUNABLES", allocator.SETTINGS)
+    monkeypatch.setenv("GLIBC_TUNABLES", allocator.GLIBC_SETTINGS)
     allocator.trim_after_compiling()
     try:
         double = jax.jit(lambda x: 2 * x)
@@ -91,7 +91,7 @@ def test_within_a_block_each_compilation_ends_with_a_trim(monkeypatch):
     libc = SimpleNamespace(malloc_trim=trims.append)
     monkeypatch.setattr(allocator, "ctypes", SimpleNamespace(CDLL=lambda name: libc))
     monkeypatch.setattr(allocator.platform, "libc_ver", lambda: ("glibc", "2.36"))
-    monkeypatch.setenv("GLIBC_TUNABLES", allocator.SETTINGS)
+    monkeypatch.setenv("GLIBC_TUNABLES", allocator.GLIBC_SETTINGS)
     with allocator.keeping():
         jax.jit(lambda x: 3 * x)(1.0)
     assert trims == [0]

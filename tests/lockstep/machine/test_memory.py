@@ -10,12 +10,12 @@ from tests.errors import refused
 
 
 def test_a_container_may_have_less_than_the_machine(tmp_path, monkeypatch):
-    monkeypatch.setattr(memory, "LIMIT", tmp_path / "memory.max")
+    monkeypatch.setattr(memory, "CONTAINER_LIMIT", tmp_path / "memory.max")
     whole = memory.total()
     for limit, expected in (("max", whole), ("4000", 4000), (str(2**62), whole)):
-        memory.LIMIT.write_text(f"{limit}\n")
+        memory.CONTAINER_LIMIT.write_text(f"{limit}\n")
         assert memory.total() == expected
-    memory.LIMIT.write_text("4000\n")
+    memory.CONTAINER_LIMIT.write_text("4000\n")
     memory.check({"a": np.zeros(600, np.float32), "b": np.zeros(800, np.int16)}, "both", None)
     large = [np.zeros(600, np.float32), np.zeros(801, np.int16)]
     with refused("both", "1,401"):

@@ -12,7 +12,7 @@ from lockstep.programs.local_training import Work
 from lockstep.protocol import consensus
 from lockstep.protocol.attestation import Check, Claim
 from lockstep.protocol.round import Message, Round
-from lockstep.swarm.faults import FALSE, FaultSchedule
+from lockstep.swarm.faults import FALSE_CLAIM, FaultSchedule
 from lockstep.tables.faults import KINDS, Fault
 from lockstep.wire import exchange
 from lockstep.wire import message as wire
@@ -192,8 +192,8 @@ def test_colluders_confirm_each_other_as_verifiers_and_as_tie_breakers():
     assert faults.verify(CHECK, claimed, 5) == honest
     assert faults.rule(2, CHECK, claimed, honest, 4) == claimed
     assert faults.rule(0, CHECK, claimed, honest, 4) == honest
-    by_friend = replace(CHECK, verifier=2, peer=0, found=FALSE)
-    assert faults.rule(3, by_friend, claimed, honest, 4) == FALSE
+    by_friend = replace(CHECK, verifier=2, peer=0, found=FALSE_CLAIM)
+    assert faults.rule(3, by_friend, claimed, honest, 4) == FALSE_CLAIM
 
 
 # ---- Whole runs ----

@@ -113,7 +113,7 @@ def test_with_large_params_a_local_step_without_rows_is_left_out_as_it_was(monke
         return jax.device_get(replica.step(own, programs.work(rows, 6, 3), 1))
 
     chosen = stepped(small.programs)
-    monkeypatch.setattr(local_training, "LARGE", 1)
+    monkeypatch.setattr(local_training, "LARGE_MODEL", 1)
     large = simulated.lab.__wrapped__("local").programs  # compiled anew
     assert " conditional(" in lowered(large, group, small.begin.state, rows)
     branched = stepped(large)

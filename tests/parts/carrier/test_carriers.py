@@ -278,7 +278,7 @@ def is_cut_off(connection: socket.socket) -> bool:
 
 
 def test_of_too_many_strangers_the_oldest_are_cut_off_and_peers_are_not(tmp_path, monkeypatch):
-    monkeypatch.setattr(channel, "STRANGERS", 3)
+    monkeypatch.setattr(channel, "MOST_STRANGERS", 3)
     with carrying(tmp_path, echo, echo) as (carrier, _):
         idle = [stranger(port_of(carrier)) for _ in range(40)]
         assert all(is_cut_off(connection) for connection in idle[:-5])

@@ -56,7 +56,7 @@ def hub(tmp_path, monkeypatch):
 
 @pytest.fixture
 def gcs(monkeypatch):
-    monkeypatch.delenv(google.KEY, raising=False)
+    monkeypatch.delenv(google.KEY_VARIABLE, raising=False)
     with Bucket().serving() as server:
         monkeypatch.setenv(google.EMULATOR, server.address)
         yield server

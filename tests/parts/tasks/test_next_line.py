@@ -6,7 +6,7 @@ from itertools import islice
 import pytest
 
 from parts.tasks import next_line
-from parts.tasks.next_line import CHOICES, CONTEXT_BYTES, LONGEST, SHORTEST, Question
+from parts.tasks.next_line import CHOICES, CONTEXT_BYTES, LONGEST_LINE, SHORTEST_LINE, Question
 from parts.tasks.next_line_task import to_jsonl
 
 
@@ -15,7 +15,7 @@ def document(name: str, lines: int = 30) -> str:
     found = [f"# file {name}"]
     for n in range(lines):
         found.append("    " * (n % 3) + f"{name}_{n:02} = call({'x' * (n % 7)}, {n * n})")
-        found += {5: [""], 11: ["pass"], 17: [f"{name} = {'y' * LONGEST}"]}.get(n, [])
+        found += {5: [""], 11: ["pass"], 17: [f"{name} = {'y' * LONGEST_LINE}"]}.get(n, [])
     return "\n".join([*found, "# the end"])
 
 
@@ -49,7 +49,7 @@ def test_choices_are_distinct_and_alike_in_length_and_indentation_and_of_other_d
         assert len({line.strip() for line in lines}) == CHOICES
         assert len({len(line) - len(line.lstrip()) for line in lines}) == 1
         sizes = [len(line.strip()) for line in lines]
-        assert min(sizes) >= SHORTEST and max(sizes) - min(sizes) <= 6
+        assert min(sizes) >= SHORTEST_LINE and max(sizes) - min(sizes) <= 6
         names = [line.split("_")[0].strip() for line in lines]
         assert names.count(names[question.answer]) == 1
 
@@ -70,7 +70,7 @@ def test_answers_stand_at_each_place():
 
 @pytest.mark.parametrize(
     "line",
-    ["pass", "y" * (LONGEST + 1), "z = '\ufffd a part of a character'"],
+    ["pass", "y" * (LONGEST_LINE + 1), "z = '\ufffd a part of a character'"],
     ids=["short", "long", "cut"],
 )
 def test_a_line_that_says_too_little_or_is_damaged_is_not_asked_for(line):

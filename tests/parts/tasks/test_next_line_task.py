@@ -144,7 +144,7 @@ def test_a_document_that_continues_in_another_file_is_two(read):
 
 def test_only_so_many_tokens_are_read_spread_over_the_split(read, monkeypatch):
     monkeypatch.setattr(next_line_task, "MOST_TOKENS", 4 * LENGTH)
-    monkeypatch.setattr(next_line_task, "STRETCH", 2)
+    monkeypatch.setattr(next_line_task, "STRETCH_SEQUENCES", 2)
     tokenizer = trained_run.make_tokenizer()
     letters = tokenizer.encode("abcdefghijkl").ids
     found = read(

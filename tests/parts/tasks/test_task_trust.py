@@ -50,7 +50,7 @@ def test_a_yaml_file_is_refused_unread_unless_the_run_file_trusts_it(theirs, tmp
         lambda: load(path, trusted=False),
         lambda: lm_eval_tasks.check_known([str(path)], trusted=False),
     ):
-        with refused(str(path), lm_eval_tasks.TRUST):
+        with refused(str(path), lm_eval_tasks.TRUST_KEY):
             look()
     assert not (tmp_path / "ran").exists()
     [loaded] = load(path, trusted=True)
@@ -64,12 +64,12 @@ def test_a_metric_that_is_fetched_as_code_is_refused(tmp_path):
     before = sys.modules.get("evaluate")
     with lm_eval_tasks.data_in(tmp_path):
         for metric, from_hub in (("evil/evil", False), ("acc", True)):
-            with refused(metric, lm_eval_tasks.TRUST):
+            with refused(metric, lm_eval_tasks.TRUST_KEY):
                 task.get_metric(metric, from_hub)
         assert task.get_metric("acc")
         with pytest.raises(ModuleNotFoundError) as missing:
             import evaluate  # noqa: F401
-    assert lm_eval_tasks.TRUST in lm_eval_tasks.reason(missing.value)
+    assert lm_eval_tasks.TRUST_KEY in lm_eval_tasks.reason(missing.value)
     assert sys.modules.get("evaluate") is before
 
 

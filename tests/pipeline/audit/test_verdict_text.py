@@ -10,7 +10,7 @@ def said_of(verdict: dict) -> str:
     """The text as one line, since where lines break is no matter."""
     text = verdict_text.render(verdict)
     for line in text.splitlines():  # a hash has no place to break it
-        assert len(line) <= verdict_text.WIDTH or max(map(len, line.split())) > 60, line
+        assert len(line) <= verdict_text.LINE_WIDTH or max(map(len, line.split())) > 60, line
     return " ".join(text.split())
 
 

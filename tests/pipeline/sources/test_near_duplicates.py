@@ -77,7 +77,7 @@ def test_where_all_of_it_stands_in_train_the_key_is_named(tmp_path):
 
 def test_a_file_ends_between_two_documents_near_the_middle(tmp_path, monkeypatch):
     monkeypatch.setattr(split_writer, "SHARD_TOKENS", 500)
-    monkeypatch.setattr(seen, "CHUNK", 90)  # a document spans several
+    monkeypatch.setattr(seen, "CHUNK_TOKENS", 90)  # a document spans several
     fetched = fetch(written(tmp_path, [*TRAIN, *NEW]), tmp_path / "a", most_seen_percent=5.0)
     files, tokens = fetched.split("held_out"), read(tmp_path / "a", "held_out")
     borders = np.cumsum([file.tokens for file in files])[:-1]

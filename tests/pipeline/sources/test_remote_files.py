@@ -191,7 +191,7 @@ NETWORK = Network(connections=2, attempts=1, stall_seconds=5)
 
 @pytest.fixture
 def gcs(tmp_path, monkeypatch):
-    monkeypatch.delenv(google.KEY, raising=False)
+    monkeypatch.delenv(google.KEY_VARIABLE, raising=False)
     with Bucket().serving() as served:
         monkeypatch.setenv(google.EMULATOR, served.address)
         yield served

@@ -161,7 +161,7 @@ def test_a_limit_of_tokens_fetches_no_file_that_it_does_not_need(tmp_path, monke
 
 def test_a_limit_fetches_no_row_group_of_parquet_that_it_does_not_need(tmp_path, monkeypatch):
     monkeypatch.setattr(tokenizing, "CHARACTERS_AT_ONCE", 2000)
-    monkeypatch.setattr(documents, "FIRST", 4000)
+    monkeypatch.setattr(documents, "FIRST_BYTES", 4000)
     tokenizer = write_tokenizer(tmp_path / "tokenizer")
     many = [f"{n} {np.random.default_rng(n).bytes(60).hex()}" for n in range(2000)]
     contents = {"a.parquet": parquet_of(many), "b.parquet": parquet_of(many)}

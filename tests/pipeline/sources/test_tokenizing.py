@@ -63,7 +63,7 @@ def test_a_long_document_is_cut_where_its_tokens_stay_the_same(tmp_path, monkeyp
     save_tokenizer(tokenizer, given, {"eos_token": END})
     assert '"ĊĊ"' in (given / "tokenizer.json").read_text()  # two ends of lines are one token
     fetch(folder, tmp_path / "whole", held_out_percent=40.0, tokenizer=given)
-    monkeypatch.setattr(tokenizing, "PIECE", 500)
+    monkeypatch.setattr(tokenizing, "PIECE_CHARACTERS", 500)
     fetch(folder, tmp_path / "cut", held_out_percent=40.0, tokenizer=given)
     for split in ("train", "held_out"):
         found, expected = (read(tmp_path / name, split) for name in ("cut", "whole"))
@@ -84,7 +84,7 @@ def test_a_long_document_is_cut_where_its_tokens_stay_the_same(tmp_path, monkeyp
     ],
 )
 def test_pieces_begin_with_lines_or_else_words(monkeypatch, text, pieces):
-    monkeypatch.setattr(tokenizing, "PIECE", 8)
+    monkeypatch.setattr(tokenizing, "PIECE_CHARACTERS", 8)
     found = list(tokenizing.cut(text))
     assert [piece.text for piece in found] == pieces
     assert [piece.ends for piece in found] == [False] * (len(pieces) - 1) + [True] * bool(pieces)
@@ -92,7 +92,7 @@ def test_pieces_begin_with_lines_or_else_words(monkeypatch, text, pieces):
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.txt"])
 def test_memory_does_not_grow_with_the_file(tmp_path, monkeypatch, name):
-    monkeypatch.setattr(tokenizing, "PIECE", 2**12)
+    monkeypatch.setattr(tokenizing, "PIECE_CHARACTERS", 2**12)
     monkeypatch.setattr(tokenizing, "CHARACTERS_AT_ONCE", 2**14)
     monkeypatch.setattr(split_writer, "SHARD_TOKENS", 2**16)
     given = write_tokenizer(tmp_path / "given")

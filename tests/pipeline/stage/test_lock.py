@@ -84,5 +84,5 @@ def test_a_limit_that_is_too_low_and_cannot_be_raised_is_refused_in_one_line(mon
 
     monkeypatch.setattr(resource, "getrlimit", lambda kind: given)
     monkeypatch.setattr(resource, "setrlimit", refuse)
-    with refused("ulimit -n", 32, descriptors.LEAST):
+    with refused("ulimit -n", 32, descriptors.LEAST_FILES):
         descriptors.check()

@@ -31,7 +31,7 @@ def test_the_share_is_that_of_a_search_over_files_and_chunks(tmp_path, monkeypat
     """Copies of which each begins or ends within a file, a chunk, or at a border of them."""
     train, held_out = some(700, 1), some(400, 2)
     held_out[:50], held_out[180:231], held_out[370:] = train[90:140], train[330:381], train[:30]
-    monkeypatch.setattr(seen, "CHUNK", 60)
+    monkeypatch.setattr(seen, "CHUNK_TOKENS", 60)
     folder = shards_folder(
         tmp_path, np.split(train, [100, 355]), np.split(held_out, [207]), size=size
     )

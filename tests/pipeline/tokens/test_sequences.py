@@ -209,7 +209,7 @@ def test_a_position_does_not_depend_on_the_others_asked_with_it(tmp_path_factory
     of = {"part": [0, 2, 1, 2, 0][: len(counts)], "parts": tuple(parts)} if parts else {}
     folder = shards_folder(tmp_path_factory.mktemp("data"), files, shuffle=shuffle, **of)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pipeline.tokens.sequences.BLOCK", block)
+        patch.setattr("pipeline.tokens.sequences.BLOCK_POSITIONS", block)
         sequences = open_shards(folder, "train", 2)
         whole = open_shards(folder, "train", 2).take(np.arange(len(sequences)))
         for _ in range(5):

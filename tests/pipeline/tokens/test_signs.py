@@ -71,7 +71,7 @@ BEGINNINGS = {
     "zstd data": [pyarrow.compress(TOKENS.tobytes(), "zstd", asbytes=True)],
     "a parquet file": [parquet_file()],
     "a safetensors file": [save({"a": TOKENS})],
-    "an index of Megatron": [signs.MEGATRON + bytes(500)],
+    "an index of Megatron": [signs.MEGATRON_INDEX + bytes(500)],
     "a header of 256 int32, as of llm.c": [header(20240520, 2), header(20240801, 4)],
 }
 STORY = "A story, of 中文.\n" * 40
@@ -143,7 +143,7 @@ def test_tokens_of_two_bytes_may_be_small_or_few(root):
 
 
 def of_megatron(code: int) -> bytes:
-    return signs.MEGATRON + (1).to_bytes(8, "little") + bytes([code]) + bytes(64)
+    return signs.MEGATRON_INDEX + (1).to_bytes(8, "little") + bytes([code]) + bytes(64)
 
 
 SAYING = {

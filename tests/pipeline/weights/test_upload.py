@@ -41,7 +41,7 @@ def push(init: Path, *places: str) -> dict:
 
 @pytest.mark.parametrize(("place", "prefix"), [("gs://ours", ""), ("gs://ours/a/", "a/")])
 def test_params_go_to_a_folder_of_their_own(init, monkeypatch, place, prefix, tmp_path):
-    monkeypatch.delenv(google.KEY, raising=False)
+    monkeypatch.delenv(google.KEY_VARIABLE, raising=False)
     with Bucket().serving() as gcs:
         monkeypatch.setenv(google.EMULATOR, gcs.address)
         params = push(init, place)
@@ -56,7 +56,7 @@ def test_params_go_to_a_folder_of_their_own(init, monkeypatch, place, prefix, tm
 
 
 def test_a_server_that_refuses_is_a_warning(init, monkeypatch, caplog):
-    monkeypatch.delenv(google.KEY, raising=False)
+    monkeypatch.delenv(google.KEY_VARIABLE, raising=False)
     with Bucket(refuse=(".*", 403)).serving() as gcs:
         monkeypatch.setenv(google.EMULATOR, gcs.address)
         push(init, "gs://ours")

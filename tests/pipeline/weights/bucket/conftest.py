@@ -15,10 +15,10 @@ from tests.servers.bucket import Bucket
 @pytest.fixture
 def served(tmp_path, monkeypatch):
     """An empty bucket, and nobody's credentials."""
-    monkeypatch.delenv(google.KEY, raising=False)
+    monkeypatch.delenv(google.KEY_VARIABLE, raising=False)
     monkeypatch.setenv("NO_GCE_CHECK", "true")
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "gcloud"))
-    monkeypatch.setattr(bucket, "NETWORK", Network(attempts=1))
+    monkeypatch.setattr(bucket, "PUSH_NETWORK", Network(attempts=1))
     with Bucket().serving() as server:
         monkeypatch.setenv(google.EMULATOR, server.address)
         yield server

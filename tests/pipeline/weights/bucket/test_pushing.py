@@ -122,7 +122,7 @@ LARGE = bytes(range(256)) * 3000  # three chunks of 256 KiB
 def large(served, tmp_path, monkeypatch) -> Path:
     """A folder of one large file, pushed in small chunks, and no waits between attempts."""
     monkeypatch.setattr(google, "CHUNK_BYTES", 2**18)
-    monkeypatch.setattr(bucket, "NETWORK", Network(attempts=2, stall_seconds=0.3))
+    monkeypatch.setattr(bucket, "PUSH_NETWORK", Network(attempts=2, stall_seconds=0.3))
     monkeypatch.setattr(limits, "pause", lambda seconds, cancelled: None)
     (folder := tmp_path / "large").mkdir()
     (folder / "model.safetensors").write_bytes(LARGE)
@@ -239,9 +239,9 @@ def test_the_token_reaches_the_server_and_nothing_else(
 
 
 def test_credentials_that_are_none_are_one_line(tmp_path, served, model, monkeypatch):
-    monkeypatch.setenv(google.KEY, str(tmp_path / "none.json"))
+    monkeypatch.setenv(google.KEY_VARIABLE, str(tmp_path / "none.json"))
     said = refusal(tmp_path)
-    assert said.startswith(f"{WHERE}: {google.KEY}: ")
+    assert said.startswith(f"{WHERE}: {google.KEY_VARIABLE}: ")
     assert said.endswith("expected a file of credentials")
 
 
