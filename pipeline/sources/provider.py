@@ -217,17 +217,12 @@ def provider_of(location: data.Data, options: FetchOptions | None = None) -> Pro
             "its protocol, which this release does not speak; expected a location of files, such "
             "as Http or Hub: `lockstep import` makes one of the data.toml beside a state.toml"
         )
-    provider = _provider(type(location))
+    kind = type(location)
+    provider = next((part.PROVIDERS[kind] for part in SOURCES if kind in part.PROVIDERS), None)
+    provider = provider or import_module(f"{__package__}.{PROVIDERS[kind]}").PROVIDER
     if options and options.stream and not provider.streams:
         raise LockstepError(
             f"download.stream is true, expected false with {variant_name(location)}: it is made "
             "into token files before training"
         )
     return provider
-
-
-def _provider(kind: type[data.Data]) -> Provider:
-    for part in SOURCES:
-        if kind in part.PROVIDERS:
-            return part.PROVIDERS[kind]
-    return import_module(f"{__package__}.{PROVIDERS[kind]}").PROVIDER
