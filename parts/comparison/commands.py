@@ -2,11 +2,11 @@
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lockstep.errors import LockstepError, expecting
+from lockstep.errors import LockstepError
 from lockstep.files import write_named
 from parts.comparison import plan_file
 from pipeline import version
@@ -14,13 +14,10 @@ from pipeline.command_options import RUN_FILES
 from pipeline.stage.artifacts import write_sealed
 
 if TYPE_CHECKING:
-    from parts.comparison.compare_file import Compare
-    from parts.comparison.trainings import PlannedTraining
     from pipeline.runfile import Run
 
 app = typer.Typer()
 
-TrainKeys = dict[tuple[object, ...], str]  # of stage train, by what of a training decides it
 NOT_NEEDED = {"status": "not needed", "loss": None}  # of a training after a search's end
 OF_THE_PEAK = 0.5  # of the speed of a matrix product, about what a training reaches on a CPU
 
@@ -63,26 +60,12 @@ def compare(
         _table(file, path)
 
 
-def _loaded(file: Path) -> "tuple[Compare, Run]":
-    from parts.comparison import compare_file
-    from pipeline import runfile
-
-    comparison = compare_file.load(file)
-    return comparison, runfile.load(Path(comparison.base))
-
-
 def _plan(file: Path, path: Path) -> None:
     """Write a comparison's list of trainings; print their number and about how long they take."""
-    from parts.comparison.trainings import changed, needed, trainings
+    from parts.comparison.trainings import changed, loaded, plan_of
 
-    comparison, base = _loaded(file)
-    names: dict[PlannedTraining, str] = {}
-    plan: dict[str, dict[str, Any]] = {}
-    keys: TrainKeys = {}
-    for job in trainings(comparison):
-        needs = [names[other] for other in needed(comparison, job)]
-        names[job] = name = _name(comparison, base, job, needs, keys)
-        plan[name] = {**job._asdict(), "needs": needs}
+    comparison, base = loaded(file)
+    plan = plan_of(comparison, base)
     write_sealed(path, {"trainings": plan})
     left = sum(not plan_file.result_path(name).is_file() for name in plan)
     most = "at most " if comparison.tuning.trainings > 1 else ""
@@ -90,38 +73,6 @@ def _plan(file: Path, path: Path) -> None:
     print(f"compare: {count}, {left} of them to do")
     if left:
         print(f"compare: {_hours(changed(base, comparison), left * comparison.tokens)}")
-
-
-def _planned(comparison: "Compare", path: Path) -> dict[str, dict[str, Any]]:
-    """Return the plan of a comparison, which has all of its trainings and nothing else."""
-    from parts.comparison.trainings import PlannedTraining, needed, trainings
-
-    plan, due = plan_file.planned(path), {}
-    with expecting(path, plan_file.A_PLAN, KeyError, TypeError, AttributeError):
-        names = {PlannedTraining.in_plan(entry): name for name, entry in plan.items()}
-        for job in trainings(comparison):
-            needs = [names[other] for other in needed(comparison, job)]
-            due[names[job]] = {**job._asdict(), "needs": needs}
-    if plan != due:
-        raise LockstepError(f"{path}: has others, expected {plan_file.A_PLAN}")
-    return plan
-
-
-def _name(
-    comparison: "Compare", base: "Run", job: "PlannedTraining", needs: list[str], keys: TrainKeys
-) -> str:
-    """Return the name of a comparison's training, by all that its result depends on; adds a key."""
-    from parts.comparison.compare_file import NO_FAILURE
-    from parts.comparison.training_process import keys_of
-    from parts.comparison.trainings import Decided, digest, document, text
-
-    method, shared = comparison.methods[job.method], (*job[:1], job.trial is None, *job[2:])
-    if shared not in keys:  # trainings of a search begin as one
-        tables = document(comparison, base, job, Decided(method.search))
-        (keys[shared],) = keys_of(text(tables), "train")
-    limits = (comparison.timeout, method.grace) if job.failure != NO_FAILURE else ()
-    search = list(method.search.items())  # ordered as its steps
-    return f"{job.method}-{job.seed}-{digest(keys[shared], needs, job.trial, search, *limits)}"
 
 
 def _hours(base: "Run", tokens: int) -> str:
@@ -145,37 +96,23 @@ def _hours(base: "Run", tokens: int) -> str:
     )
 
 
-def _document(comparison: "Compare", base: "Run", entry: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the run file of a comparison's training, decided by the results that it needs.
-
-    None: the search is over before it.
-    """
-    from parts.comparison import training_result
-    from parts.comparison.trainings import PlannedTraining, decided, document
-
-    training = PlannedTraining.in_plan(entry)
-    before = [training_result.read(plan_file.result_path(need)) for need in entry["needs"]]
-    found = decided(comparison, training, before)
-    return None if found is None else document(comparison, base, training, found)
-
-
 def _train(file: Path, path: Path, name: str) -> None:
     from lockstep.tables.validation import meant
     from parts.comparison import training_process
-    from parts.comparison.trainings import PlannedTraining
+    from parts.comparison.trainings import PlannedTraining, checked_plan, loaded, name_of, tables_of
 
-    comparison, base = _loaded(file)
-    if (entry := (plan := _planned(comparison, path)).get(name)) is None:
+    comparison, base = loaded(file)
+    if (entry := (plan := checked_plan(comparison, path)).get(name)) is None:
         raise LockstepError(
             f"{path}: found no training {name}, expected the name of one in it{meant(plan, name)}"
         )
     job = PlannedTraining.in_plan(entry)
-    if (today := _name(comparison, base, job, entry["needs"], {})) != name:
+    if (today := name_of(comparison, base, job, entry["needs"], {})) != name:
         raise LockstepError(
             f"{path}: {name} would now be {today}, expected {file} and what it names as planned; "
             "repeat the command"
         )
-    if (tables := _document(comparison, base, entry)) is None:
+    if (tables := tables_of(comparison, base, entry)) is None:
         result, came = NOT_NEEDED, "not needed, the best is bracketed"
     else:
         result = training_process.trained(tables)
@@ -185,10 +122,10 @@ def _train(file: Path, path: Path, name: str) -> None:
 
 
 def _write_run_files(file: Path, path: Path, folder: Path) -> None:
-    from parts.comparison.trainings import text
+    from parts.comparison.trainings import checked_plan, loaded, tables_of, text
 
-    comparison, base = _loaded(file)
-    plan = _planned(comparison, path)
+    comparison, base = loaded(file)
+    plan = checked_plan(comparison, path)
     for other in folder.glob("*.toml"):
         if other.stem not in plan:  # who trains all files of the folder would train it
             raise LockstepError(f"{other}: not of this plan, expected a folder without others")
@@ -196,7 +133,7 @@ def _write_run_files(file: Path, path: Path, folder: Path) -> None:
         name: tables
         for name, entry in plan.items()
         if all(plan_file.result_path(need).is_file() for need in entry["needs"])
-        and (tables := _document(comparison, base, entry)) is not None
+        and (tables := tables_of(comparison, base, entry)) is not None
     }
     for name, tables in known.items():
         write_named(folder / f"{name}.toml", text(tables))
@@ -205,10 +142,10 @@ def _write_run_files(file: Path, path: Path, folder: Path) -> None:
 
 def _table(file: Path, path: Path) -> None:
     from parts.comparison import output_files, results_table, training_result
-    from parts.comparison.trainings import PlannedTraining, by_seed
+    from parts.comparison.trainings import PlannedTraining, by_seed, checked_plan, loaded
 
-    comparison, base = _loaded(file)
-    plan, made_of = _planned(comparison, path), f"code {version.with_commit()}"
+    comparison, base = loaded(file)
+    plan, made_of = checked_plan(comparison, path), f"code {version.with_commit()}"
     missing = [name for name in plan if not plan_file.result_path(name).is_file()]
     waiting = {plan[name]["method"] for name in missing}
     if waiting == set(comparison.methods):

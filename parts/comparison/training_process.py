@@ -13,7 +13,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -25,22 +24,13 @@ from lockstep.transcript.transcript import Transcript
 from parts.comparison import training_result
 from parts.comparison.plan_file import FOLDER
 from parts.comparison.training_result import KEPT, TRAINED
-from parts.comparison.trainings import text
+from parts.comparison.trainings import keys_of, text
 from pipeline.stage.artifacts import write_sealed
-from pipeline.stage.keys import OUT, PROJECT, Keys
+from pipeline.stage.keys import OUT, PROJECT
 from pipeline.stage.lock import hold
 
 INPUTS = ("download", "convert")
 PATIENCE = 86400.0  # seconds that a training waits for another that makes the same
-
-
-def keys_of(content: str, *stages: str) -> list[str]:
-    """Return the stages' keys for a comparison's training whose run file is not written yet."""
-    with tempfile.TemporaryDirectory() as folder:
-        run_file = Path(folder, "run.toml")
-        run_file.write_text(content, encoding="utf-8")
-        keys = Keys(run_file)
-        return [keys.key(stage) for stage in stages]
 
 
 def trained(tables: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The trainings of a comparison: which there are, and the run file of each.
+"""The trainings of a comparison: which there are, by what names, and the run file of each.
 
 A method is tuned by the trainings of a search, each of which needs the ones before it; those left
 when its best is bracketed are not done. Its seeds are trained at the best of them, and what goes
@@ -10,24 +10,28 @@ import copy
 import hashlib
 import json
 import math
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import tomlkit
 
-from lockstep.errors import LockstepError
+from lockstep.errors import LockstepError, expecting
 from lockstep.methods import CARDS
 from lockstep.methods.card import Card
 from lockstep.tables.validation import dotted, validate
-from parts.comparison import search
-from parts.comparison.compare_file import NO_FAILURE, Compare, Failure
+from parts.comparison import plan_file, search, training_result
+from parts.comparison.compare_file import NO_FAILURE, Compare, Failure, load
 from pipeline import runfile
 from pipeline.runfile.derived_run import at_rate, tables_like, with_tokens
+from pipeline.stage.keys import Keys
 
 CURVE_MEASURES = 10  # of the held-out loss, for curves, which rows without failures have
 NO_STOP = 1e6  # times the first loss: a training counts by its end, as those of the search do
 AWAY_FAULTS = ("crash", "join")  # kinds of faults whose peer is away, and attests nothing
 Ended = Mapping[str, Any]  # the result of a training
+TrainKeys = dict[tuple[object, ...], str]  # of stage train, by what of a training decides it
 
 
 class PlannedTraining(NamedTuple):
@@ -214,6 +218,70 @@ def changed(base: runfile.Run, compare: Compare) -> runfile.Run:
             )
         known |= compare.config
     return runfile.parse(tables, f"{compare.base}, with the comparison's peers and config")
+
+
+def loaded(file: Path) -> tuple[Compare, runfile.Run]:
+    """Return a comparison, and the run that its trainings are made of."""
+    compare = load(file)
+    return compare, runfile.load(Path(compare.base))
+
+
+def plan_of(compare: Compare, base: runfile.Run) -> dict[str, dict[str, Any]]:
+    """Return a comparison's list of trainings, by their names, each after those that it needs."""
+    names: dict[PlannedTraining, str] = {}
+    plan: dict[str, dict[str, Any]] = {}
+    keys: TrainKeys = {}
+    for job in trainings(compare):
+        needs = [names[other] for other in needed(compare, job)]
+        names[job] = name = name_of(compare, base, job, needs, keys)
+        plan[name] = {**job._asdict(), "needs": needs}
+    return plan
+
+
+def checked_plan(compare: Compare, path: Path) -> dict[str, dict[str, Any]]:
+    """Return the plan of a comparison, which has all of its trainings and nothing else."""
+    plan, due = plan_file.planned(path), {}
+    with expecting(path, plan_file.A_PLAN, KeyError, TypeError, AttributeError):
+        names = {PlannedTraining.in_plan(entry): name for name, entry in plan.items()}
+        for job in trainings(compare):
+            needs = [names[other] for other in needed(compare, job)]
+            due[names[job]] = {**job._asdict(), "needs": needs}
+    if plan != due:
+        raise LockstepError(f"{path}: has others, expected {plan_file.A_PLAN}")
+    return plan
+
+
+def name_of(
+    compare: Compare, base: runfile.Run, job: PlannedTraining, needs: list[str], keys: TrainKeys
+) -> str:
+    """Return the name of a comparison's training, by all that its result depends on; adds a key."""
+    method, shared = compare.methods[job.method], (*job[:1], job.trial is None, *job[2:])
+    if shared not in keys:  # trainings of a search begin as one
+        tables = document(compare, base, job, Decided(method.search))
+        (keys[shared],) = keys_of(text(tables), "train")
+    limits = (compare.timeout, method.grace) if job.failure != NO_FAILURE else ()
+    order = list(method.search.items())  # as its steps
+    return f"{job.method}-{job.seed}-{digest(keys[shared], needs, job.trial, order, *limits)}"
+
+
+def tables_of(compare: Compare, base: runfile.Run, entry: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the run file of a comparison's training, decided by the results that it needs.
+
+    None: the search is over before it.
+    """
+    training = PlannedTraining.in_plan(entry)
+    before = [training_result.read(plan_file.result_path(need)) for need in entry["needs"]]
+    found = decided(compare, training, before)
+    return None if found is None else document(compare, base, training, found)
+
+
+def keys_of(content: str, *stages: str) -> list[str]:
+    """Return the stages' keys for a comparison's training whose run file is not written yet."""
+    with tempfile.TemporaryDirectory() as folder:
+        run_file = Path(folder, "run.toml")
+        run_file.write_text(content, encoding="utf-8")
+        keys = Keys(run_file)
+        return [keys.key(stage) for stage in stages]
 
 
 def _seed(tables: dict[str, Any], seed: int) -> None:
