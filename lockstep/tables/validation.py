@@ -69,9 +69,14 @@ def show(value: Any) -> str:
     if isinstance(value, datetime | date | time):
         return f"the date {value}"
     # its beginning alone: YAML of a kilobyte can stand for terabytes of lists, or endless ones
-    encoder = json.JSONEncoder(default=str, ensure_ascii=False, check_circular=False)
+    encoder = json.JSONEncoder(default=_shown_other, ensure_ascii=False, check_circular=False)
     parts = encoder.iterencode(value)
     return brief("".join(islice(parts, MOST_PARTS)))
+
+
+def _shown_other(value: Any) -> str:
+    """Return a value that JSON lacks as text for an error: a date of TOML as written."""
+    return str(value) if isinstance(value, datetime | date | time) else repr(value)
 
 
 def _first_error(error: ValidationError, document: Any, root: type[BaseModel]) -> str:
