@@ -75,7 +75,7 @@ class TrainedRun(Table):
     """Kind in the run file, seed of fresh weights, SHA-256 of a checkpoint, hash of the params."""
     rounds: Count
     tokens: Count
-    """Tokens of all messages that were applied."""
+    """Tokens of all messages that were applied; of rows that are no tokens, words of 4 bytes."""
     bytes: Count
     """Bytes of all messages that were sent."""
     machines: Annotated[tuple[dict[str, str], ...], AsTuple]
