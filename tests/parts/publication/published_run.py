@@ -182,13 +182,13 @@ def _without_null(value: object) -> object:
 def _forge_made(folder: Path, made: dict[str, dict], stage: str, whole: Unpacked) -> None:
     said = made[stage]
     said.pop("sha256", None)
+    commit = read_json(folder / layout.MANIFEST)["commit"]
     said["needs"] = {n: sha256_file(folder / layout.made(n)) for n in needs(stage)}
     for name in said["files"]:
         place = folder / (outputs.need(stage, name).name(name) or "nowhere")
         if place.is_file():
             said["files"][name] = entry(place)
-        if name == outputs.CARD and stage in ("export", layout.REPORT):
-            commit = read_json(folder / layout.MANIFEST)["commit"]
+        if commit and name == outputs.CARD and stage in ("export", layout.REPORT):
             content = (without_commit(place.read_text(), commit) or "").encode()
             sha256 = hashlib.sha256(content).hexdigest()
             said["files"][name] = {"bytes": len(content), "sha256": sha256}
