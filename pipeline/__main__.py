@@ -136,7 +136,7 @@ def status(
 
     first, *others = training.in_progress(root)
     if as_json:
-        print(json.dumps(first.to_json()))
+        print(json.dumps(first.to_json() | {"others": [one.to_json() for one in others]}))
         return
     rows = [*first.rows(), *(("other", f"{one.name}, {one.state}") for one in others)]
     for name, text in rows:

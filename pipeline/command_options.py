@@ -7,6 +7,7 @@ import math
 import re
 import shutil
 from argparse import ArgumentTypeError
+from collections.abc import Collection
 from contextlib import suppress
 from decimal import Decimal
 from importlib import import_module
@@ -98,6 +99,18 @@ def count(text: object) -> int:
         if number := whole(str(text)):
             return number
     raise typer.BadParameter(f"{text}, expected a whole number, {AS_WRITTEN}")
+
+
+def refuse(context: typer.Context, names: Collection[str], why: str) -> None:
+    """Refuse options of a command line that would change nothing, as `why` says: with --of merge.
+
+    Raises:
+      RequestError: One of these options is given.
+    """
+    for option in context.command.params:
+        given = context.get_parameter_source(option.name or "")
+        if option.name in names and given and given.name == "COMMANDLINE":
+            raise RequestError(f"{option.opts[0]}: expected none {why}")
 
 
 class Commands(TyperGroup):

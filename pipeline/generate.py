@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockstep.errors import LockstepError, shown
-from pipeline.command_options import count
+from pipeline.command_options import count, refuse
 
 if TYPE_CHECKING:
     from pipeline.language_model.continuations import Continuations
@@ -23,7 +23,8 @@ COMPILED = Path("data/store/compiled")  # where the stages of this folder keep p
 FROM_STDIN = "-"
 
 
-def generate(
+def generate(  # noqa: PLR0913 - each is an option
+    context: typer.Context,
     folder: Annotated[Path, typer.Argument(help="An exported folder.")] = EXPORT,
     prompts: Annotated[
         list[str] | None,
@@ -43,6 +44,8 @@ def generate(
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object a line.")] = False,
 ) -> None:
     """Continue texts with an exported model; without PROMPTS, each line of standard input."""
+    if not temperature:
+        refuse(context, ("top_k", "top_p", "seed"), "with --temperature 0, which draws nothing")
     from lockstep.machine import allocator
     from pipeline.stage import devices
 

@@ -14,6 +14,7 @@ from pipeline.command_options import (
     Commands,
     Root,
     RunFile,
+    refuse,
     run_stage,
 )
 
@@ -32,6 +33,7 @@ app.add_typer(bits, name="bits", rich_help_panel=RESULTS)
 
 @bits.command()
 def record(  # noqa: PLR0913 - each is an option
+    context: typer.Context,
     file: Annotated[Path, typer.Argument(help="Where to write the record.")],
     run: RunFile = DEFAULT_RUN,
     root: Root = DEFAULT_ROOT,
@@ -52,6 +54,8 @@ def record(  # noqa: PLR0913 - each is an option
 
     Where it differs from another's record, FILE.dispute states that, for `judge`.
     """
+    idle = {"loss": "as_peer", "merge": "as_peer peer", "weights": "as_peer peer round_"}
+    refuse(context, idle.get(of, "").split(), f"with --of {of}")
     dispute = file.with_name(f"{file.name}.dispute")
     for place in (file, dispute):
         named_place(place)

@@ -54,10 +54,6 @@ class Recording:
         """
         self.setup, self.of, self.step, self.peer = setup, of, step, peer
         run, self.programs = setup.run, setup.programs
-        idle = {"--round": of == "weights" and step != 1, "--as-peer": as_peer and of != "step"}
-        idle["--peer"] = of in ("weights", "merge") and peer != 0
-        for option in (option for option, is_given in idle.items() if is_given):
-            raise LockstepError(f"{option}: expected none with --of {of}")
         if as_peer:
             faults = FaultSchedule(run.faults.schedule, run.peers.seed, self.programs.form)
             self.programs = self.programs.broken(faults.broken([peer], step).get(peer))

@@ -31,6 +31,7 @@ from pipeline.command_options import (
     Root,
     RunFile,
     check_word,
+    refuse,
 )
 from pipeline.joints import Joint
 from pipeline.stage.keys import STAGES
@@ -432,7 +433,9 @@ def _verify_stored(context: typer.Context, limits: "Limits") -> "Verified | None
     source, follow, replays = asked["source"], asked["follow"], asked["replays"] or ()
     for part in STORED_VERIFICATIONS:
         if part.is_run(source, network):
-            _refuse_but(part.OPTIONS, context)
+            refuse(
+                context, {*asked} - {"source", *part.OPTIONS}, f"of a run of volunteers: {source}"
+            )
             out = sys.stdout
             with redirect_stdout(StagesAgain(sys.stderr)):
                 tell = partial(print, file=sys.stderr if asked["as_json"] else out, flush=True)
@@ -447,15 +450,6 @@ def _verify_stored(context: typer.Context, limits: "Limits") -> "Verified | None
             f"{source}: not a run of volunteers, expected one for --follow or --replay"
         )
     return None
-
-
-def _refuse_but(taken: Collection[str], context: typer.Context) -> None:
-    """Refuse what `verify`'s command line gives beside the source and options that are taken."""
-    for option in context.command.params:
-        given = context.get_parameter_source(option.name or "")
-        if given and given.name == "COMMANDLINE" and option.name not in {"source", *taken}:
-            source = context.params["source"]
-            raise RequestError(f"{source}: a run of volunteers, which has no {option.opts[0]}")
 
 
 def _verify(

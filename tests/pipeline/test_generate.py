@@ -16,6 +16,7 @@ from pipeline import generate
 from pipeline.__main__ import app
 from pipeline.weights import exported
 from tests import tiny
+from tests.errors import refused as refuses
 from tests.pipeline.exported import END, HF_CONFIG, make_tokenizer, write
 
 PROMPTS = ["def f(x", "re", "é"]
@@ -58,6 +59,13 @@ def test_a_text_is_the_same_alone_in_a_batch_and_by_lines(folder, lockstep, monk
     assert lockstep(folder, *options) == said
     monkeypatch.setattr(sys, "stdin", io.StringIO("re"))
     assert lockstep(folder, "-", *options) == found[1]["prompt"] + found[1]["text"] + "\n"
+
+
+@pytest.mark.parametrize("idle", ["--top-k", "--top-p", "--seed"])
+def test_an_option_of_draws_is_refused_where_nothing_is_drawn(idle, folder, lockstep):
+    with refuses(idle, "--temperature 0"):
+        lockstep(folder, "re", "--temperature", 0, idle, 1)
+    assert lockstep(folder, "re", "--temperature", 0, "--max-new-tokens", 1)
 
 
 def test_ctrl_c_stops_the_text_and_not_the_program(capsys):

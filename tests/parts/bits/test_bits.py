@@ -124,9 +124,9 @@ def test_a_peer_has_its_fault_in_the_rounds_of_its_fault_alone(run, tmp_path):
     for file, asked in ((one, []), (two, ["--as-peer"])):
         bits("record", file, "--round", 1, "--peer", 1, *run, *asked)
     assert two.read_bytes() == one.read_bytes()
-    for idle in (("--as-peer",), ("--peer", 1)):
-        with refused(idle[0], "merge"):
-            bits("record", one, *run, *idle, "--of", "merge")
+    for of, *idle in (("loss", "--as-peer"), ("merge", "--peer", 0), ("weights", "--round", 1)):
+        with refused(idle[0], of):
+            bits("record", one, *run, *idle, "--of", of)
 
 
 def test_records_of_one_machine_are_equal_and_a_third_says_who_is_right(run, right, tmp_path):

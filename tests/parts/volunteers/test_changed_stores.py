@@ -72,7 +72,7 @@ def test_each_option_of_verify_is_used_of_a_store_or_refused_by_its_name(
         value = [] if VALUES[name] is None else [VALUES[name]]
         asked = "verify", f"file://{finished / 'store'}", "--root", str(tmp_path), option, *value
         status, out = print_of(capsys, *asked)
-        assert (status, f"has no {option}" in out) == (2, True), (option, out)
+        assert (status, f"{option}: expected none" in out) == (2, True), (option, out)
         assert not (tmp_path / "data").exists()
     status, _ = print_of(capsys, "verify", str(tmp_path), "--follow")
     assert status == 2

@@ -154,6 +154,8 @@ def test_of_several_trainings_a_request_is_for_the_one_that_can_meet_it(folder, 
             shown = asked(commands.status)
             assert sum(line.startswith("other") for line in shown.splitlines()) == 1
             assert "params/other.toml" in shown and "def" in shown
+            first = json.loads(asked(commands.status, True))
+            assert [one["run"] for one in first["others"]] == ["params/other.toml"]
             STATUS.model_copy(update={"run": "a.toml", "updated": time.time()}).write(other)
             assert asked(commands.status).splitlines()[0] == shown.splitlines()[0]
             assert "abc" in asked(commands.resume, "abc")
@@ -173,7 +175,7 @@ def test_a_training_that_was_started_again_and_told_nothing_yet_is_starting(fold
 def test_a_damaged_status_is_one_line(folder, tmp_path):
     (folder / "status.json").write_text('{"round": "x"}')
     with refused("status.json"):
-        training.in_progress(tmp_path)[0]
+        training.in_progress(tmp_path)
 
 
 @pytest.mark.parametrize(

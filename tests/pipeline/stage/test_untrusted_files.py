@@ -97,12 +97,18 @@ def test_a_change_that_keeps_size_and_time_is_noticed(tmp_path, change):
 
 
 BOMBS = ["\n" * 60_000_000, " " * 2**20 + "a", "a: " + "1:" * 500_000 + "1", f"a: 0x{'f' * 5000}"]
+BOMBS += [f"a: !!int '{'1' * 500}'", f"a: -{'1' * 500}.0", f"{'1' * 500}: a"]
 
 
 @pytest.mark.parametrize("text", BOMBS, ids=len)
 def test_yaml_of_blanks_or_of_one_number_is_refused_before_it_is_parsed(text):
     with refused("a.yaml", "expected"):
         load_yaml(text, "a.yaml")
+
+
+@pytest.mark.parametrize("text", ["'{}'", '"{}"', "|-\n  {}", "!!str {}", "{} x", "x{}", "0b{}8"])
+def test_a_long_string_of_digits_is_no_number(text):
+    assert "1" * 500 in load_yaml(f"a: {text.format('1' * 500)}", "a.yaml")["a"]
 
 
 def test_yaml_may_be_as_long_as_its_bound():
