@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lockstep.errors import expecting
+
 Scalars = Mapping[str, float]
 """Numbers of a step, by names that all trackers share, such as `loss/train`."""
 
@@ -118,6 +120,7 @@ class WandbSink:
         """Begin or resume the run of W&B, and return its last step."""
         # read when it is imported: by itself, W&B tells its makers of every error
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+        os.environ.setdefault("WANDB_FINISH_TIMEOUT", "60")  # by itself, it waits without end
         import wandb
 
         mode = os.environ.get("WANDB_MODE", "offline")
@@ -133,7 +136,7 @@ class WandbSink:
             config=run.settings,
             mode=mode,
             resume="allow" if mode == "online" else None,
-            settings=wandb.Settings(silent=True, console="off"),
+            settings=wandb.Settings(silent=True, console="off", finish_timeout_raises=True),
         )
         return self._run.step - 1
 
@@ -143,7 +146,9 @@ class WandbSink:
 
     def close(self, *, finished: bool) -> None:
         """Write what is left to W&B, which calls a stopped run failed until it is resumed."""
-        self._run.finish(exit_code=0 if finished else 1)
+        left = f"`wandb sync {self._run.settings.sync_dir}` sends what is left"
+        with expecting(left, "W&B to take all of it", TimeoutError):
+            self._run.finish(exit_code=0 if finished else 1)
 
 
 SINKS = {"tensorboard": TensorBoardSink, "wandb": WandbSink}

@@ -6,6 +6,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 from queue import SimpleQueue
@@ -22,7 +23,7 @@ from pipeline.subject import subject_of
 
 log = logging.getLogger(__name__)
 
-PATIENCE_SECONDS = 60.0  # at the end of a training, for what a slow server has not taken yet
+PATIENCE_SECONDS = 120.0  # at a training's end, for a step of a sink; W&B takes up to 90 to begin
 FOLDER = "tracked"  # beside data/runs
 
 
@@ -62,9 +63,8 @@ class Tracker:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         for feed in self._feeds:
             feed.end(finished=kind is None)
-        until = time.monotonic() + PATIENCE_SECONDS
         for feed in self._feeds:
-            feed.wait(max(0.0, until - time.monotonic()))
+            feed.wait()
 
     def took(self, entry: Entry, rates: Mapping[str, float | None]) -> None:
         """Report to the trackers a round that was taken; its entry has any measured held-out loss.
@@ -159,31 +159,39 @@ class _Feed:
         self.name, self._run, self._behind = name, run, behind
         self._queue: SimpleQueue = SimpleQueue()
         self._finished = False
+        self._last = self._told = 0  # the last steps that were put here, and told
         self._thread = threading.Thread(target=self._work, daemon=True, name=f"sink {name}")
         self._thread.start()
 
     def put(self, step: int, scalars: Scalars) -> None:
+        self._last = max(self._last, step)  # a score comes later than its round
         self._queue.put((step, time.time(), scalars))
 
     def end(self, *, finished: bool) -> None:
         self._finished = finished
         self._queue.put(None)
 
-    def wait(self, seconds: float) -> None:
-        self._thread.join(seconds)
+    def wait(self) -> None:
+        """Wait for the sink's end as long as it goes on, however slow a loaded machine is."""
+        seen = None
+        while self._thread.is_alive() and seen != self._told:
+            seen = self._told
+            self._thread.join(PATIENCE_SECONDS)
         if self._thread.is_alive():
-            log.warning(f"train: warning: sink {self.name} has not taken the last rounds in time")
+            log.warning(
+                f"train: warning: sink {self.name} was told up to round {max(0, self._told)} of "
+                f"{self._last}, then did nothing for {PATIENCE_SECONDS:g} s"
+            )
 
     def _work(self) -> None:
         try:
             sink, now = SINKS[self.name](), time.time()
-            last = sink.open(self._run)
-            for step, scalars in self._behind:
+            last = self._told = sink.open(self._run)
+            behind = ((step, now, scalars) for step, scalars in self._behind)
+            for step, at, scalars in chain(behind, iter(self._queue.get, None)):
                 if step > last:
-                    sink.log(step, now, scalars)
-            while (item := self._queue.get()) is not None:
-                if item[0] > last:
-                    sink.log(*item)
+                    sink.log(step, at, scalars)
+                    self._told = step
             sink.close(finished=self._finished)
         except Exception as error:  # whatever a package of others may raise
             what = brief(f"{type(error).__name__}: {error}", 200)

@@ -6,9 +6,11 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Callable, Collection
 from pathlib import Path
+from queue import SimpleQueue
 from typing import NamedTuple
 
 import pytest
@@ -18,10 +20,11 @@ from lockstep.transcript.curves import Totals
 from lockstep.transcript.transcript import Transcript
 from pipeline import runfile
 from pipeline.monitor import tracker
+from pipeline.monitor.sinks import TensorBoardSink, TrackedRun, _last_step
 from pipeline.monitor.tracker import Tracker
 from pipeline.stage.artifacts import Paths
 from pipeline.stage.keys import PROJECT
-from tests.errors import refused
+from tests.errors import check_names, refused
 from tests.pipeline.finished_run import PEERS, ROUNDS, finish
 
 pytestmark = pytest.mark.long
@@ -195,6 +198,33 @@ def test_a_sink_that_fails_is_one_line_and_the_others_go_on(tracked, tmp_path, m
     )
     assert [line.split(":")[2].split()[-1] for line in lines] == sorted(READERS), lines
     assert all(line.endswith("training goes on without it") for line in lines)
+
+
+def test_a_slow_sink_is_waited_for_until_it_hangs_and_a_line_says_what_it_has(
+    tmp_path, monkeypatch, caplog
+):
+    go = SimpleQueue()
+
+    class SlowSink(TensorBoardSink):
+        def log(self, *given):
+            go.get()
+            super().log(*given)
+
+    def join(seconds):  # while the trainer waits once, the sink takes a round, but not the last
+        if (told := feed._told) < 9:
+            go.put(None)
+            while feed._told <= told:
+                time.sleep(0.01)
+
+    monkeypatch.setitem(tracker.SINKS, "tensorboard", SlowSink)
+    feed = tracker._Feed("tensorboard", TrackedRun("a", "a", "a", tmp_path, {}, 0), [])
+    monkeypatch.setattr(feed._thread, "join", join)
+    for step in range(1, 11):
+        feed.put(step, {"a": 1.0})
+    feed.end(finished=True)
+    feed.wait()
+    assert _last_step([*tmp_path.glob("tensorboard/a/*")]) == 9
+    check_names(caplog.records[-1].getMessage(), "sink tensorboard", "round 9 of 10")
 
 
 def test_a_sink_without_its_package_is_refused_with_the_extra(tracked, monkeypatch):
