@@ -10,7 +10,8 @@ import jax
 
 from lockstep.errors import LockstepError
 
-CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")  # of this container, where it is in one
+CGROUP = Path("/sys/fs/cgroup")  # of this container, where it is in one
+MEMORY_LIMITS = "memory.max", "memory/memory.limit_in_bytes"  # versions 2 and 1
 RESIDENT_PAGES = Path("/proc/self/statm")
 
 
@@ -34,8 +35,8 @@ def check(tree: Any, what: str, memory_gb: float | None) -> None:
 def total() -> int:
     """Return the bytes of memory that this machine, or its container, has."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = CONTAINER_LIMIT.read_text().strip() if CONTAINER_LIMIT.is_file() else "max"
-    return machine if limit == "max" else min(machine, int(limit))
+    said = [(CGROUP / name).read_text() for name in MEMORY_LIMITS if (CGROUP / name).is_file()]
+    return min([machine, *(int(limit) for limit in said if limit.strip() != "max")])
 
 
 @cache

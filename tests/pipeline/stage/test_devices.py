@@ -1,10 +1,12 @@
 """What is set before JAX is imported, and what of it is recorded."""
 
 import os
+from pathlib import Path
 
 import jax
 import pytest
 
+from lockstep.machine import cores
 from pipeline.stage import devices
 from tests import tiny
 from tests.errors import refused
@@ -15,6 +17,7 @@ def environment(monkeypatch):
     for name in ("NPROC", "JAX_NUM_CPU_DEVICES", "XLA_FLAGS", "JAX_DEFAULT_MATMUL_PRECISION"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(2), raising=False)
+    monkeypatch.setattr(cores, "CGROUP", Path("nowhere"))
     return monkeypatch
 
 
