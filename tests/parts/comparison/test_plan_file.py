@@ -1,9 +1,13 @@
 """The plan of a comparison: it has another name where its file, its bases or the code changed."""
 
+import itertools
+
 import yaml
 
-from parts.comparison import plan_file, training_process
+from lockstep.machine import cores
+from parts.comparison import commands, plan_file, training_process
 from pipeline.stage.keys import PROJECT
+from tests.parts.comparison.examples import BASE
 
 
 def test_a_comparison_is_planned_anew_where_a_base_of_its_base_changed(tmp_path):
@@ -23,3 +27,10 @@ def test_a_comparison_is_planned_anew_where_code_changed_that_a_stage_reads():
     source = {dep.partition("/")[0] for dep in read} - {"data", "params"}
     assert source and source <= {*plan_file.CODE}
     assert "dvc.yaml" in plan_file.CODE  # which says what a stage reads
+
+
+def test_the_hours_are_by_the_time_that_a_product_has_of_the_cores(monkeypatch):
+    ticks = itertools.count()
+    monkeypatch.setattr(commands.time, "process_time", lambda: next(ticks) / 100)
+    said = commands._hours(BASE, 10**9)
+    assert f" {cores.count() * 2 * 1024**3 / 1e7:,.0f} GFLOP/s " in said
