@@ -102,11 +102,7 @@ def count(text: object) -> int:
 
 
 def refuse(context: typer.Context, names: Collection[str], why: str) -> None:
-    """Refuse options of a command line that would change nothing, as `why` says: with --of merge.
-
-    Raises:
-      RequestError: One of these options is given.
-    """
+    """Refuse options of a command line that would change nothing `why`, as in with --of merge."""
     for option in context.command.params:
         given = context.get_parameter_source(option.name or "")
         if option.name in names and given and given.name == "COMMANDLINE":

@@ -11,7 +11,7 @@ import typer
 
 import lockstep
 from lockstep.errors import LockstepError
-from pipeline.command_options import DEFAULT_ROOT, RUN_FILES, Root, count
+from pipeline.command_options import DEFAULT_ROOT, RUN_FILES, Root, count, refuse
 
 if TYPE_CHECKING:
     from pipeline.preflight.model import StartingModel
@@ -39,12 +39,13 @@ QUESTIONS = {
     "gpus": ("GPUs here, 0 for none", 0),
 }
 BY_DEFAULT = {"peers": 4, "gpus": 0}
-NO_ANSWERS = ("like", "force", "root")  # options that say how the file is written
+NO_ANSWERS = ("context", "like", "force", "root")  # what says how the file is written
 Answers = dict[str, Any]
 
 
 @app.command(rich_help_panel=RUN_FILES)
 def new(  # noqa: PLR0913 - each is an option
+    context: typer.Context,
     file: Annotated[Path | None, typer.Argument(help="The run file to write.")] = None,
     model: Annotated[
         str | None, typer.Option(help="A Hugging Face folder, owner/name on the hub, or init:SIZE.")
@@ -114,10 +115,12 @@ def new(  # noqa: PLR0913 - each is an option
     Example: lockstep new mine.toml --model init:2m --data ./texts --optimizer distro --tokens 1e6
     """
     answers = {name: value for name, value in locals().items() if name not in NO_ANSWERS}
-    _make(answers, like, root, force)
+    _make(context, answers, like, root, force)
 
 
-def _make(answers: Answers, like: Path | None, root: Path, force: bool) -> None:
+def _make(
+    context: typer.Context, answers: Answers, like: Path | None, root: Path, force: bool
+) -> None:
     """Ask for what a new run file lacks, and write it."""
     from parts.new.run_tables import checked
     from parts.new.starting_model import model_named
@@ -135,14 +138,14 @@ def _make(answers: Answers, like: Path | None, root: Path, force: bool) -> None:
     answers = _ask_missing(answers, needed, check)
     answers["file"] = _new_file(answers["file"], force)
     if like is not None:
-        alone = [name for name in answers if name not in ("file", "optimizer")]
-        _refuse(answers, alone, "with --like, whose run has its own")
+        alone = answers.keys() - {"file", "optimizer"}
+        refuse(context, alone, "with --like, whose run has its own")
         _write_like(answers, like, root)
     elif answers["workload"]:
-        _refuse(answers, ("model", "gpus", "dtype"), "with --workload")
+        refuse(context, ("model", "gpus", "dtype"), "with --workload")
         _write_workload(answers, root)
     else:
-        _refuse(answers, ("config", "worker_python", "inner", "passes"), "without --workload")
+        refuse(context, ("config", "worker_python", "inner", "passes"), "without --workload")
         _write_new(answers, model_of(answers["model"]), root)
 
 
@@ -193,13 +196,6 @@ def _refused_by(check: Callable[[str], Any]) -> Callable[[str], Any]:
             raise typer.BadParameter(str(error)) from error
 
     return checked
-
-
-def _refuse(answers: Answers, names: Iterable[str], why: str) -> None:
-    """Check that none of these options of `new` is given."""
-    for name in names:
-        if answers[name] is not None:
-            raise LockstepError(f"--{name.replace('_', '-')}: expected none {why}")
 
 
 def _write_new(answers: Answers, model: "StartingModel", root: Path) -> None:

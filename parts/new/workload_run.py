@@ -83,6 +83,8 @@ def new_run(answers: Mapping[str, Any], root: Path) -> tuple[NewRun, dict[str, A
     elif not facts.held_out:
         new.data.table["Workload"]["held_out_percent"] = HELD_OUT_PERCENT
         rows -= int(rows * HELD_OUT_PERCENT / 100)
+    if words and answers["length"]:
+        raise LockstepError(f"--length {answers['length']}: expected none, a row has {words} words")
     new = _sized(new, answers, words or answers["length"], rows, facts.suggested)
     return new, _document(new), _reasons(new, answers, rows, facts)
 

@@ -126,6 +126,7 @@ def test_options_in_all_combinations_of_two_make_a_run_or_one_line(tmp_path):
         (("--inner", "worker"), ("--inner worker", "gradient")),
         (("--model", "init:2m"), ("--model", "--workload")),
         (("--tokens", "1e6"), ("--tokens",)),
+        (("--length", 16), ("--length", 16)),
         (("--config", "{"), ("--config", "{")),
         (("--config", "[]"), ("--config", "[]")),
         (("--config", '{"a": NaN}'), ("--config", "NaN")),
