@@ -82,7 +82,8 @@ def check_faults(
     path = tuple(where.split("."))
     for index, fault in enumerate(schedule):
         for earlier, other in enumerate(schedule[:index]):
-            if _are_one(fault, other):
+            apart = fault.rounds[0] > other.rounds[1] or other.rounds[0] > fault.rounds[1]
+            if fault.kind == other.kind and {*fault.peers} & {*other.peers} and not apart:
                 raise wrong((*path, index, "rounds"), f"rounds outside those of {where}[{earlier}]")
     for index, fault in enumerate(schedule):
         if max(fault.peers) >= peers.count:
@@ -100,9 +101,3 @@ def check_faults(
         raise wrong(
             path, f"at most {most} peers that join, so that {least} are there from the start"
         )
-
-
-def _are_one(fault: Fault, other: Fault) -> bool:
-    """Return whether two faults of a schedule misfit: the same for some peer in some round."""
-    disjoint = fault.rounds[0] > other.rounds[1] or other.rounds[0] > fault.rounds[1]
-    return fault.kind == other.kind and bool(set(fault.peers) & set(other.peers)) and not disjoint

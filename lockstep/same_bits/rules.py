@@ -141,8 +141,10 @@ def is_exact(equation: Any) -> bool:
     """
     name, settings = equation.primitive.name, equation.params
     types = set(types_of(equation))
-    if name == "scatter" and not _names_places_once(equation):
-        return False
+    if name == "scatter" and not settings["unique_indices"]:
+        *places, _ = equation.invars[1].aval.shape
+        if math.prod(places) > 1:
+            return False
     if name == "sort" and not settings["is_stable"]:  # equal numbers are the same, but 0 and -0
         return types <= INTEGERS and settings["num_keys"] == len(equation.invars)
     adds_once = name == "scatter-add" and settings["unique_indices"]
@@ -174,11 +176,6 @@ def apply_rule(numbers: Numbers, equation: Any, inputs: list[Any]) -> jax.Array:
     ]
     result = RULES[equation.primitive.name](numbers, wide, equation.params)
     return lax.convert_element_type(result, equation.outvars[0].aval.dtype)
-
-
-def _names_places_once(scatter: Any) -> bool:
-    *places, _ = scatter.invars[1].aval.shape
-    return bool(scatter.params["unique_indices"]) or math.prod(places) <= 1
 
 
 @cache

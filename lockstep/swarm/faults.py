@@ -151,7 +151,9 @@ class FaultSchedule:
                 if step < fault.rounds[1]:
                     older[step] = wire.encode(true[peer], self.form)
             elif peer in true and active:
-                areas, others = self.form.areas, [true[p] for p in _after(sorted(true), peer)]
+                order, areas = sorted(true), self.form.areas
+                at = order.index(peer)  # the others, in a circle from the one after it
+                others = [true[p] for p in (*order[at + 1 :], *order[:at])]
                 if fault.kind == "copycat":
                     false = others[0] if others else true[peer]
                 elif fault.kind == "collude":
@@ -264,9 +266,3 @@ class FaultSchedule:
 
 def _kinds(wraps: str) -> tuple[str, ...]:
     return tuple(name for name, kind in KINDS.items() if kind.wraps == wraps)
-
-
-def _after(peers: Sequence[int], peer: int) -> list[int]:
-    """Return the other peers, in a circle from the one after a faulty `peer`."""
-    position = peers.index(peer)
-    return [*peers[position + 1 :], *peers[:position]]

@@ -118,7 +118,7 @@ def watch_engine(poll_seconds: float = 0.5) -> None:
 
 
 def _watch(ancestors: dict[int, str], poll_seconds: float) -> None:
-    while all(_started(pid) == started for pid, started in ancestors.items()):
+    while all((now := _stat(pid)) and now[2] == began for pid, began in ancestors.items()):
         time.sleep(poll_seconds)
     if not is_asked():
         os.kill(os.getpid(), signal.SIGTERM)
@@ -160,8 +160,3 @@ def _stat(pid: int) -> tuple[str, int, str] | None:
     name, rest = text[text.index("(") + 1 : text.rindex(")")], text[text.rindex(")") + 2 :].split()
     state, parent, started = rest[0], int(rest[1]), rest[19]
     return None if state == "Z" else (name, parent, started)
-
-
-def _started(pid: int) -> str | None:
-    stat = _stat(pid)
-    return stat[2] if stat else None

@@ -185,11 +185,6 @@ def beside(name: str) -> tuple[str, ...]:
     )
 
 
-def token_bytes(name: str, content: bytes, size: int) -> int | None:
-    """Return the bytes of a token by a file beside one of `size` bytes; None if it has none."""
-    return next(reader(content, size) for end, reader in BESIDE.items() if name.endswith(end))
-
-
 # ---- Names ----
 
 

@@ -237,7 +237,9 @@ class HfFolder:
         self._files = _files_by_tensor(folder)
         where = f"{folder}: tensors against {CONFIG}"
         for name, original in _check_tensors(model, config, slots, self._files, where).items():
-            if not _equal(self._files[name][name], self._files[original][original]):
+            a, b = self._files[name][name], self._files[original][original]
+            pieces = zip(tensorfile.pieces(a), tensorfile.pieces(b), strict=False)
+            if a.shape != b.shape or not all(np.array_equal(*pair) for pair in pieces):
                 raise LockstepError(
                     f"{self._files[name].path}: {name} differs from {original}, expected equal "
                     f"tensors, since {CONFIG} says tie_word_embeddings"
@@ -316,11 +318,6 @@ def _files_by_tensor(folder: Path) -> dict[str, TensorFile]:
                     f"{folder / INDEX}: {name} is in {actual}, expected in {expected}"
                 )
     return files
-
-
-def _equal(a: np.ndarray, b: np.ndarray) -> bool:
-    pairs = zip(tensorfile.pieces(a), tensorfile.pieces(b), strict=False)
-    return a.shape == b.shape and all(np.array_equal(*pair) for pair in pairs)
 
 
 # ---- Writing ----

@@ -70,14 +70,10 @@ def generation_config(checkpoint: Path, model: dict[str, Any], folder: Path) -> 
     has one.
     """
     path, tokenizer = checkpoint / GENERATION, folder / TOKENIZER
-    own = _without_idle(read_json(path)) if path.exists() else {"_from_model_config": True}
+    own = read_json(path) if path.exists() else {"_from_model_config": True}
     vocabulary = load_tokenizer(tokenizer) if tokenizer.is_file() else None
     tokens = token_ids(own, special_tokens(folder, vocabulary), model)
-    rest = {key: value for key, value in own.items() if key not in tokens}
-    return rest | {key: ids[0] if len(ids) == 1 else ids for key, ids in tokens.items() if ids}
-
-
-def _without_idle(own: dict[str, Any]) -> dict[str, Any]:
-    """Return a generation_config.json without the keys that have no effect."""
     idle = () if own.get("do_sample") is True else SAMPLING
-    return {key: value for key, value in own.items() if key not in (*idle, "transformers_version")}
+    gone = {*tokens, *idle, "transformers_version"}
+    rest = {key: value for key, value in own.items() if key not in gone}
+    return rest | {key: ids[0] if len(ids) == 1 else ids for key, ids in tokens.items() if ids}

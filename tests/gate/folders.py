@@ -102,10 +102,6 @@ def _sharded(folder: Path) -> None:
     (folder / hf.INDEX).write_text(json.dumps({"weight_map": names}))
 
 
-def _bundle(folder: Path) -> None:
-    (folder / "run.json").write_text("{}")
-
-
 def _run_file(folder: Path) -> None:
     (folder / "state.toml").write_text("a = 1\n")
 
@@ -232,7 +228,7 @@ ROWS = [
         "`generate`: weights", _sharded, SHARD, _generate,
         {PIPE: IRREGULAR, DEVICE: IRREGULAR, SPARSE: TENSORS, LINK: OWN, **BESIDE, BOMB: TENSORS}),
     FolderRow(
-        "`replay`", _bundle, "run.json", _replay,
+        "`replay`", lambda folder: (folder / "run.json").write_text("{}"), "run.json", _replay,
         {**WITHIN, SPARSE: "expected at most 1 GB", **IN_TREE, BOMB: PLAIN}),
     FolderRow("`verify`: the card", _readme, "README.md", _card, ONLY_BOMB | {BOMB: VALUES}),
     FolderRow(

@@ -190,14 +190,6 @@ def _stream(place: Place, out: Path, network: Network) -> None:
     assert found == [*SHARDS.values()]
 
 
-def _convert_hub(place: Place, out: Path, network: Network) -> None:
-    weights_hub.download(place.source, None, out, network)
-
-
-def _convert_bucket(place: Place, out: Path, network: Network) -> None:
-    weights_bucket.download(place.source, out, network)
-
-
 # ---- The table ----
 
 
@@ -249,9 +241,15 @@ ROWS = [
     ServerRow(
         "`convert`, `Hub`",
         partial(model_on_hub, lambda _: MODEL, "^GET /large/"),
-        _convert_hub,
+        lambda place, out, network: weights_hub.download(place.source, None, out, network),
         LISTING,
         FILE,
     ),
-    ServerRow("`convert`, `Gcs`", _model_in_bucket, _convert_bucket, LISTING, FILE),
+    ServerRow(
+        "`convert`, `Gcs`",
+        _model_in_bucket,
+        lambda place, out, network: weights_bucket.download(place.source, out, network),
+        LISTING,
+        FILE,
+    ),
 ]

@@ -107,10 +107,6 @@ def pair(request, tmp_path_factory):
     return reference, folder, hf_config, params
 
 
-def logits_of(model, config, params, tokens_BT):
-    return model.apply(config, params, tokens_BT, scan=False, dtype=jnp.float32)
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("pair", LAYERS, indirect=True)
 def test_every_layer_gives_what_pytorchs_gives(pair):
@@ -125,7 +121,8 @@ def test_every_layer_gives_what_pytorchs_gives(pair):
             expected = reference.lm_head(after)
         if count == config.num_hidden_layers:  # transformers gives these normalised
             expected = answer.logits
-        found = logits_of(model, *first_layers(model, config, params, count), TOKENS)
+        layers = first_layers(model, config, params, count)
+        found = model.apply(*layers, TOKENS, scan=False, dtype=jnp.float32)
         assert found.dtype == jnp.float32
         np.testing.assert_allclose(found, expected.numpy(), atol=1e-4, rtol=0)
 

@@ -16,9 +16,7 @@ def install(folder: Path) -> dict[str, str]:
     script.write_text(f"#!{sys.executable}\n{Path(__file__).read_text()}")
     script.chmod(0o755)
     return {
-        "PATH": os.pathsep.join(
-            (str(folder), str(Path(sys.executable).parent), os.environ["PATH"])
-        ),
+        "PATH": f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}",
         "FAKE_KUBERNETES": str(folder),
         "LOCKSTEP_IMAGE": "registry/lockstep:1",
         "LOCKSTEP_CLAIM": "work",

@@ -27,9 +27,7 @@ def install(folder: Path) -> dict[str, str]:
     for name in COMMANDS:
         (folder / name).symlink_to(script)
     return {
-        "PATH": os.pathsep.join(
-            (str(folder), str(Path(sys.executable).parent), os.environ["PATH"])
-        ),
+        "PATH": f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}",
         "FAKE_SLURM": str(folder),
     }
 

@@ -250,7 +250,8 @@ def _check_beside(
         if file.origin.size > signs.MOST_BESIDE:
             continue
         (stored,) = fetch_files([file], options)
-        size = signs.token_bytes(file.name, stored.path.read_bytes(), tokens.origin.size)
+        bytes_by = next(by for end, by in signs.BESIDE.items() if file.name.endswith(end))
+        size = bytes_by(stored.path.read_bytes(), tokens.origin.size)
         if size not in (None, listing.size):
             sizes = {2: "TwoBytes", 4: "FourBytes"}
             raise LockstepError(
