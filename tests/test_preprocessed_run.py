@@ -27,8 +27,7 @@ OTHERWISE = {"kind": "wrong_precision", "peer": 0, "rounds": [5, 5]}  # by progr
 
 def make(folder: Path, **changes: object) -> Path:
     """Run the stages up to the evaluation; return the folder of their results."""
-    run_file, root = folder / "run.toml", folder / "root"
-    tiny.write_run(run_file, tiny.run_document("nowhere", **changes))
+    run_file, root = tiny.start(folder, **changes)
     tiny.make(run_file, root, *STAGES)
     return root / "data"
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tomlkit
+from typer.testing import CliRunner, Result
 
 from pipeline import command_options, runfile
 from pipeline.stage import lock
@@ -310,6 +311,17 @@ def like_a_process(devices: int = 1) -> Iterator[None]:
         finally:
             logger.handlers = handlers
             logger.setLevel(level)
+
+
+def invoked(*words: object) -> Result:
+    """Run a command in this process; return what came of it. Its errors are raised."""
+    from pipeline.__main__ import app
+
+    with like_a_process():
+        done = CliRunner().invoke(app, [*map(str, words)])
+    if done.exception and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done
 
 
 _made: dict[tuple[str, str], object] = {}

@@ -87,17 +87,15 @@ def test_steps_of_every_model_and_optimizer_have_the_same_bits(other_cpu, name, 
 @pytest.fixture
 def trained(tmp_path) -> tuple[Path, Path]:
     """A run by rules in a layout that no lone peer's program has; peer 1 lies once, by 2^-23."""
-    run_file, root = tmp_path / "run.toml", tmp_path / "root"
     lie = {"kind": "scale_up", "peer": 1, "rounds": [4, 4], "size": 1 + 2.0**-23}
-    document = tiny.run_document(
-        tiny.write_data(tmp_path / "tokens"),
+    run_file, root = tiny.start(
+        tmp_path,
         peers__bits="everywhere",
         peers__product_bits=8,
         peers__layout="vmap",
         model__LLM__optimizer=tiny.ADAMW,
         faults__schedule=[lie],
     )
-    tiny.write_run(run_file, document)
     tiny.make(run_file, root, "download", "convert", "train")
     return run_file, root
 
@@ -118,22 +116,17 @@ def test_another_cpu_audits_a_run_bit_for_bit_and_finds_the_smallest_lie(
 
 @pytest.mark.long
 def test_peers_on_unlike_machines_verify_each_other_bit_for_bit(tmp_path):
-    run_file, root, alone = tmp_path / "run.toml", tmp_path / "root", tmp_path / "alone"
-    document = tiny.run_document(
-        tiny.write_data(tmp_path / "tokens"),
-        peers__bits="everywhere",
-        peers__product_bits=8,
-        peers__count=3,
-        config__verification_percent=34,
-    )
-    tiny.write_run(run_file, document)
+    changes = {"peers__bits": "everywhere", "peers__product_bits": 8, "peers__count": 3}
+    changes["config__verification_percent"] = 34
+    run_file, root = tiny.start(tmp_path, **changes)
+    alone = tmp_path / "alone"
     tiny.make(run_file, root, "download", "convert")
     shutil.copytree(root, alone)
     tiny.make(run_file, alone, "train")
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    document["runtime"] |= {"carrier": "processes", "listen": address, "by_hand": [0, 1]}
-    tiny.write_run(run_file, document)
+    by_hand = {"runtime__carrier": "processes", "runtime__by_hand": [0, 1]}
+    tiny.start(tmp_path, **changes, **by_hand, runtime__listen=address)
     trainer = tiny.lockstep("train", run_file, root)
     with ExitStack() as stack:
         stack.callback(trainer.kill)

@@ -19,11 +19,9 @@ def start(
     folder: Path, checkpoint: dict | str, architecture: str = "HfLlama", **changes: object
 ) -> Path:
     """A run file in `folder` with this checkpoint; `changes` as in `tiny.run_document`."""
-    document = tiny.run_document(folder / "tokens", **changes)
-    document["model"]["LLM"]["checkpoint"] = checkpoint
-    document["model"]["LLM"]["architecture"] = architecture
-    document["runtime"]["attempts"] = 1
-    tiny.write_run(folder / "run.toml", document)
+    given = {"model__LLM__checkpoint": checkpoint, "model__LLM__architecture": architecture}
+    changes |= given | {"runtime__attempts": 1}
+    tiny.write_run(folder / "run.toml", tiny.run_document(folder / "tokens", **changes))
     return folder / "run.toml"
 
 

@@ -152,11 +152,8 @@ def own_text(folder: Path, size: int) -> runfile.Run:
     (folder / "text.txt").write_text(
         "The quick brown fox jumps over the lazy dog.\n" * (size // 45)
     )
-    document = read_toml(RUN)
     how = {"vocab_size": 4096, "held_out_percent": 5.0, "shuffle": "DontShuffle"}
-    document["model"]["LLM"]["data_location"] = {"Text": {"source": str(folder), **how}}
-    document["pins"]["data"] = ""
-    return runfile.parse(document, "a test")
+    return settings({"Text": {"source": str(folder), **how}})
 
 
 @pytest.mark.parametrize(

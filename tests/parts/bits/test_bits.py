@@ -8,14 +8,12 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from lockstep.files import read_json
 from parts.bits.by_operation import TakenOperation, by_operation
 from parts.bits.opened import on_host
 from parts.bits.operation import INPUT, recomputed
 from parts.bits.statement import RIGHT, WRONG, judge
-from pipeline import __main__ as command_line
 from pipeline.language_model.language_model import programs_of
 from pipeline.stage.keys import Keys
 from tests import tiny
@@ -28,10 +26,7 @@ OTHERS = ["qwen3", "deepseek_v3", "ada-distro", "adamw", "muon", "diloco", "llam
 
 def bits(*arguments: object) -> tuple[int, str]:
     """Run `lockstep bits` in this process; return its exit status and what it prints."""
-    with tiny.like_a_process():
-        done = CliRunner().invoke(command_line.app, ["bits", *map(str, arguments)])
-    if done.exception and not isinstance(done.exception, SystemExit):
-        raise done.exception
+    done = tiny.invoked("bits", *arguments)
     return done.exit_code, done.stdout
 
 

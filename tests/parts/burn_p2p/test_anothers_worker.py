@@ -11,7 +11,7 @@ from parts.workload import inner_steps
 from parts.workload.process.worker_process import WorkerError
 from parts.workload.worker import Worker
 from tests import tiny
-from tests.parts.workload.test_strange_workloads import ROWS, document, inner, job, run_of
+from tests.parts.workload.test_strange_workloads import ROWS, inner, job, run_of, start
 from tests.parts.workload.test_training import verdict_of
 
 pytestmark = pytest.mark.usefixtures("source", "quick_workers")
@@ -24,9 +24,8 @@ IN_8_BITS = {"DiLoCo": {**tiny.DILOCO["DiLoCo"], "inner": "Workload", **QUANTIZE
 
 
 def test_a_run_is_trained_audited_bit_for_bit_exported_and_evaluated(tmp_path):
-    run_file, root = tmp_path / "run.toml", tmp_path / "root"
     given = {"workload__factory": "strange:Inner", "workload__inner": "worker", **SERVED}
-    tiny.write_run(run_file, document(tmp_path, model__LLM__optimizer=IN_8_BITS, **given))
+    run_file, root = start(tmp_path, model__LLM__optimizer=IN_8_BITS, **given)
     tiny.make(run_file, root)
     verdict = verdict_of(root)
     assert verdict["accepted"] and verdict["not_comparable"] is None

@@ -2,14 +2,12 @@
 
 import sys
 from contextlib import closing
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from parts.workload import inner_steps
 from parts.workload.worker import Worker
-from pipeline import runfile
 from tests import tiny
 from tests.parts.workload.worker_host import PYTHON
 
@@ -17,7 +15,7 @@ ROWS = {"kind": "tokens", "columns": ["inputs"], "length": 16}
 TORCHRUN = ["--standalone", "--nproc-per-node=2", "-m", "lockstep_worker.data_parallel"]
 
 
-def worker(folder: Path, **workload) -> Worker:
+def worker(**workload) -> Worker:
     inner = {"DiLoCo": {**tiny.DILOCO["DiLoCo"], "inner": "Workload"}}
     given = {
         "workload__factory": "torch_language_model:GRU",
@@ -27,8 +25,7 @@ def worker(folder: Path, **workload) -> Worker:
         "model__LLM__optimizer": inner,
         "runtime__worker_python": sys.executable,
     }
-    document = tiny.run_document(folder / "tokens", **given | workload)
-    return Worker(runfile.parse(document.unwrap(), "run.toml"), ROWS)
+    return Worker(tiny.parsed(**given | workload), ROWS)
 
 
 @pytest.mark.parametrize("own", ["inner_step", "run_inner_loop"])
@@ -45,13 +42,13 @@ def test_a_class_with_steps_of_its_own_is_refused(monkeypatch, own):
 
 
 @pytest.mark.long
-def test_torchrun_takes_the_steps_of_the_worker(tmp_path):
+def test_torchrun_takes_the_steps_of_the_worker():
     draw = np.random.default_rng(0)
     lots = [
         draw.integers(tiny.VOCABULARY, size=(count, 16), dtype=np.int32) for count in (5, 1)
     ]  # shares of 2 and 3 rows, and of none and 1
-    one = worker(tmp_path, workload__inner="worker")
-    several = worker(tmp_path, workload__inner="command", workload__command=["torchrun", *TORCHRUN])
+    one = worker(workload__inner="worker")
+    several = worker(workload__inner="command", workload__command=["torchrun", *TORCHRUN])
     with closing(one), closing(several):
         params = one.init()
         first = inner_steps.Job(params, lots, [0.1, 0.05], inner_steps.NO_STATE, "first", seed=1)

@@ -33,19 +33,16 @@ def test_a_peer_of_two_processes_computes_as_on_two_devices_and_comes_back_when_
 
     before = Processes.ask
     monkeypatch.setattr(Processes, "ask", ask)
-    document = tiny.run_document(
-        tiny.write_data(tmp_path / "tokens"),
+    run_file, root = tiny.start(
+        tmp_path,
         **tiny.SHORT_EPOCHS,
+        **{"model__LLM__optimizer": SGD} if optimizer == "SGD" else {},  # which compiles soonest
         held_out__sequences=0,
         peers__fsdp=2,
         peers__processes=2,
         runtime__carrier="processes",
         runtime__answer_seconds=120.0,
     )
-    run_file, root = tmp_path / "run.toml", tmp_path / "root"
-    if optimizer == "SGD":  # which compiles soonest
-        document["model"]["LLM"]["optimizer"] = SGD
-    tiny.write_run(run_file, document)
     output = tiny.make(run_file, root, "download", "convert", "train", devices=2)
     assert trained[0] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert output.count("peer 1 is lost") == output.count("is lost") == 1, output

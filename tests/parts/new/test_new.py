@@ -11,7 +11,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from lockstep.errors import LockstepError
 from lockstep.files import write_json
@@ -23,7 +22,6 @@ from parts.new import run_tables
 from parts.new.commands import MOST_PEERS, OPTIMIZERS
 from parts.new.data_tables import data_named
 from parts.new.starting_model import SIZES, model_named
-from pipeline import __main__ as command_line
 from pipeline import runfile
 from pipeline.preflight.plan import plan, plan_of
 from pipeline.stage.keys import PROJECT
@@ -42,10 +40,7 @@ READY = [  # optimizers of ready runs that are the default run but for these
 
 
 def lockstep_new(*arguments: object) -> str:
-    done = CliRunner().invoke(command_line.app, ["new", *map(str, arguments)])
-    if done.exception:
-        raise done.exception
-    return done.output
+    return tiny.invoked("new", *arguments).output
 
 
 @pytest.fixture(autouse=True)

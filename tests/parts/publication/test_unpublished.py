@@ -69,14 +69,8 @@ def test_a_folder_that_another_publish_fills_meanwhile_keeps_its_files(published
 
 
 def test_the_published_run_file_names_nothing_of_a_machine_and_is_valid_on_the_walls_clock():
-    document = tiny.run_document(
-        Path("tokens"),
-        links__clock="wall",
-        runtime__carrier="processes",
-        runtime__by_hand=[1],
-        runtime__listen="10.0.0.7:5000",
-    )
-    said = publish.public(runfile.parse(document.unwrap(), "run.toml"))
+    runtime = {"carrier": "processes", "by_hand": [1], "listen": "10.0.0.7:5000"}
+    said = publish.public(tiny.parsed(links__clock="wall", runtime=runtime))
     assert "10.0.0.7" not in json.dumps(said) and not said["runtime"]["by_hand"]
     assert runfile.parse(said, "run.json").links.clock == "wall"
 

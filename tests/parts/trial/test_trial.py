@@ -4,12 +4,10 @@ import os
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from lockstep.methods.distro import OptimizerDistro
 from lockstep.methods.schedule import ScheduleConstant
 from parts.trial.trial import parse, run_of
-from pipeline import __main__ as command_line
 from pipeline import runfile
 from pipeline.pages.stage_results import read_tsv
 from pipeline.stage.keys import PROJECT
@@ -52,11 +50,7 @@ def place(tmp_path, monkeypatch) -> Path:
 
 def lockstep_try(arguments: list[str], model: Path) -> str:
     arguments = [str(model) if argument == MODEL else argument for argument in arguments]
-    with tiny.like_a_process():
-        done = CliRunner().invoke(command_line.app, ["try", *arguments, *BRIEF])
-    if done.exception:
-        raise done.exception
-    return done.stdout
+    return tiny.invoked("try", *arguments, *BRIEF).stdout
 
 
 def losses(out: Path) -> list[float]:
@@ -173,5 +167,5 @@ def test_flag_that_makes_no_sense_is_refused_by_name_in_one_line(
 ):
     monkeypatch.chdir(tmp_path)
     with refused(*named):
-        CliRunner().invoke(command_line.app, ["try", *arguments.split()], catch_exceptions=False)
+        tiny.invoked("try", *arguments.split())
     assert not os.listdir(tmp_path)

@@ -37,12 +37,11 @@ def document(peers: int, **changes: object) -> tomlkit.TOMLDocument:
         "config__global_batch_size_end": 2 * peers,
         "config__waiting_for_members_extra_time": 1,
         "config__max_round_train_time": 600,  # all are in time, on the slowest machine too
+        "volunteers": {"settle_seconds": 1, "stagger_seconds": 0.2, "most_bytes": 2**20},
         **STORED,
         **changes,
     }
-    found = tiny.run_document("nowhere", **changes)
-    found["volunteers"] = {"settle_seconds": 1, "stagger_seconds": 0.2, "most_bytes": 2**20}
-    return found
+    return tiny.run_document("nowhere", **changes)
 
 
 def opened(

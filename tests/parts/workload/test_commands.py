@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from lockstep.errors import LockstepError
 from lockstep.files import read_json, write_json
@@ -19,7 +18,6 @@ from parts.workload import worker
 from parts.workload.description import code_hash
 from parts.workload.process.worker_process import WorkerError
 from pipeline import runfile
-from pipeline.__main__ import app
 from pipeline.audit.unchecked_bundle import WorkerOfReader
 from pipeline.monitor import tracker, training
 from pipeline.runfile import Network
@@ -66,11 +64,7 @@ def published(finished, tmp_path_factory) -> Path:
 
 def lockstep(*words: object) -> str:
     """What a command prints; its errors are raised."""
-    with tiny.like_a_process():
-        done = CliRunner().invoke(app, [*map(str, words)])
-    if done.exception and not isinstance(done.exception, SystemExit):
-        raise done.exception
-    return done.output
+    return tiny.invoked(*words).output
 
 
 refusal = partial(options.refusal, lockstep)
@@ -196,12 +190,9 @@ def test_a_run_that_goes_on_with_other_tensors_is_refused(finished, tmp_path):
 def test_a_model_of_models_does_not_go_on_from_a_workload(finished, tmp_path):
     shutil.copytree(finished.root, tmp_path / "root")
     key = Keys(finished.run_file).key("train")
-    document = tiny.run_document(
-        tiny.write_data(tmp_path / "tokens"), model__LLM__checkpoint={"Run": key}
-    )
-    tiny.write_run(tmp_path / "run.toml", document)
+    run_file, root = tiny.start(tmp_path, model__LLM__checkpoint={"Run": key})
     with refused("model.LLM.checkpoint.Run", key):
-        tiny.make(tmp_path / "run.toml", tmp_path / "root", "convert")
+        tiny.make(run_file, root, "convert")
 
 
 # ---- Commands ----
@@ -365,8 +356,6 @@ def test_try_python_trains_a_model_that_lockstep_does_not_have(tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     brief = "--sequence-length 16 --total-steps 2 --warmup-steps 1 --total-batch 2 --micro-batch 1"
     flags = ["--model", str(model), "--data-path", str(data), "--python", "--save-path", "saved"]
-    with tiny.like_a_process():
-        done = CliRunner().invoke(app, ["try", *flags, *brief.split(), "--distro"])
-    assert done.exit_code == 0, done.output
+    assert tiny.invoked("try", *flags, *brief.split(), "--distro").exit_code == 0
     trained = transformers.AutoModelForCausalLM.from_pretrained("saved")
     assert type(trained) is transformers.GPT2LMHeadModel

@@ -27,17 +27,17 @@ ROW = np.arange(32, dtype=np.int32).reshape(2, 16)
 INNER = {"DiLoCo": {**tiny.DILOCO["DiLoCo"], "inner": "Workload"}}
 
 
-def document(folder: Path, **changes):
+def start(folder: Path, **changes) -> tuple[Path, Path]:
     given = {
         "workload__factory": "strange:Pull",
         "model__LLM__architecture": "HfAuto",
         "model__LLM__checkpoint": "Ephemeral",
     }
-    return tiny.run_document(tiny.write_data(folder / "tokens"), **given | changes)
+    return tiny.start(folder, **given | changes)
 
 
 def run_of(folder: Path, **changes) -> runfile.Run:
-    return runfile.parse(document(folder, **changes).unwrap(), "run.toml")
+    return runfile.load(start(folder, **changes)[0])
 
 
 def worker(folder: Path, wrong=None, **changes) -> Worker:
@@ -79,9 +79,7 @@ def test_rows_that_are_files_reach_the_workload_as_paths_by_their_hash(tmp_path,
     order = {"Seeded": [7] * 32}
     location = {"Files": {"path": str(folder), "held_out_percent": 10, "shuffle": order}}
     given = {"workload__factory": "strange:Sizes", "model__LLM__max_seq_len": 8}
-    run_file, root = tmp_path / "run.toml", tmp_path / "root"
-    document_ = document(tmp_path, model__LLM__data_location=location, **given)
-    tiny.write_run(run_file, document_)
+    run_file, root = start(tmp_path, model__LLM__data_location=location, **given)
     monkeypatch.chdir(tmp_path)  # whose data/shards is another
     tiny.make(run_file, root, "download", "convert", "train", "witness")
     assert verdict_of(root)["accepted"]
@@ -177,10 +175,8 @@ FEW = {"model__LLM__optimizer__Distro__compression_topk": 1}  # values, so messa
 def test_where_a_step_does_not_repeat_nobody_trains_and_nobody_is_accused(
     optimizer, tmp_path, monkeypatch
 ):
-    run_file, root = tmp_path / "run.toml", tmp_path / "root"
     noisy = {"wrong": {"gradient": "noise"}, "noise": 0.0005, "size": 256}
-    given = document(tmp_path, workload__config=noisy, **optimizer)
-    tiny.write_run(run_file, given)
+    run_file, root = start(tmp_path, workload__config=noisy, **optimizer)
     with pytest.raises(LockstepError, match="in a fresh|after another.* repeats = false") as error:
         tiny.make(run_file, root, "download", "convert", "train")
     assert "\n" not in str(error.value)

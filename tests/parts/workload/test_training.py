@@ -33,22 +33,16 @@ CONFIG = {"vocab_size": tiny.VOCABULARY, "hidden_size": 8, "dropout": 0.1}
 FACTORY = "torch_language_model:GRU"
 
 
-def document(folder: Path, **changes: object):
+def a_run(folder: Path, **changes: object) -> tuple[Path, Path]:
     """A tiny run of the torch language model of workloads/."""
     given = {
         "workload__factory": FACTORY,
         "workload__config": CONFIG,
         "model__LLM__architecture": "HfAuto",
         "model__LLM__checkpoint": "Ephemeral",
+        "runtime__worker_start_seconds": 900,  # torch may take long to import
     }
-    return tiny.run_document(tiny.write_data(folder / "tokens"), **given | changes)
-
-
-def a_run(folder: Path, **changes: object) -> tuple[Path, Path]:
-    run_file, root = folder / "run.toml", folder / "root"
-    patient = {"runtime__worker_start_seconds": 900}  # torch may take long to import
-    tiny.write_run(run_file, document(folder, **patient | changes))
-    return run_file, root
+    return tiny.start(folder, **given | changes)
 
 
 def verdict_of(root: Path) -> dict:

@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from lockstep.errors import LockstepError
 from lockstep.methods.dense import OptimizerAdamW
 from lockstep.methods.schedule import ScheduleCosine
 from pipeline import runfile
-from pipeline.__main__ import app
 from pipeline.stage.keys import PROJECT
 from pipeline.toml_file import read_run_file, read_toml
+from tests import tiny
 from tests.errors import refused
 from tests.servers import hub as hub_server
 from tests.servers import web
@@ -73,14 +72,7 @@ every_example = pytest.mark.parametrize("name", EXAMPLES)
 
 def lockstep(*arguments: object) -> str:
     """What a command prints, or the error that it ends with."""
-    return invoked(*arguments).stdout
-
-
-def invoked(*arguments: object) -> Result:
-    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    if done.exception and not isinstance(done.exception, SystemExit):
-        raise done.exception
-    return done
+    return tiny.invoked(*arguments).stdout
 
 
 def imported(file: Path, folder: Path) -> runfile.Run:
@@ -194,7 +186,7 @@ def single_url(url: str) -> dict:
 
 def dry_run(run_file: Path, root: Path) -> tuple[str, dict[str, str]]:
     """What is said of the location, and each row of the table below it but for the time."""
-    done = invoked("download", "--dry-run", "--run", run_file, "--root", root)
+    done = tiny.invoked("download", "--dry-run", "--run", run_file, "--root", root)
     assert done.exit_code == (" there are" in done.stdout)
     first, *rows = done.stdout.splitlines()
     table = [row.strip().split("  ", 1) for row in rows if row.startswith("  ")]

@@ -108,9 +108,7 @@ def a_run(folder: Path, kind: Kind, form: str, python: str) -> tuple[Path, Path]
         "held_out__sequences": 64 if kind.words else 12,
         "held_out__every": 4,
     }
-    run_file, root = folder / "run.toml", folder / "root"
-    tiny.write_run(run_file, tiny.run_document(folder / "none", **given | FORMS[form]))
-    return run_file, root
+    return tiny.start(folder, **given | FORMS[form])
 
 
 @pytest.mark.soak

@@ -32,15 +32,12 @@ def stage(tmp_path) -> Stage:
     """Runs the stage download on 40 rows of arrays; returns the run and its shards."""
     arrays = {"x": np.arange(160, dtype=np.float32).reshape(40, 4), "y": np.arange(40) > 9}
     save_file(arrays, path := tmp_path / "a.safetensors")
-    location = {"path": str(path), "held_out_percent": 25.0, "shuffle": "DontShuffle"}
+    rows = {"path": str(path), "held_out_percent": 25.0, "shuffle": "DontShuffle"}
 
     def stage(**changes: object) -> tuple[runfile.Run, Path]:
-        changes = {"model__LLM__max_seq_len": WIDTH} | changes
-        document = tiny.run_document(tmp_path, **changes)
-        document["model"]["LLM"]["data_location"] = {"Arrays": location}
-        tiny.write_run(tmp_path / "run.toml", document)
-        run = runfile.load(tmp_path / "run.toml")
-        paths = Paths("download", tmp_path / "run.toml", tmp_path)
+        given = {"model__LLM__max_seq_len": WIDTH, "model__LLM__data_location": {"Arrays": rows}}
+        run_file, _ = tiny.start(tmp_path, **given | changes)
+        run, paths = runfile.load(run_file), Paths("download", run_file, tmp_path)
         download.run(run, paths)
         return run, paths.out("download")
 
