@@ -42,10 +42,13 @@ def parse(arguments: list[str]) -> Flags:
         how = {"action": "store_true"} if kind is bool else how
         parser.add_argument(f"--{name}", dest=name, default=default, help=text, **how)
     flags = vars(parser.parse_args(arguments))
+    idle, distro = ("AdamW", "with") if flags["distro"] else ("Distro", "without")
     for name, flag in FLAGS.items():
         if flags[name] not in flag.get("only", [flags[name]]):
             expected = " or ".join(str(value) for value in flag["only"] if value != "")
             raise LockstepError(f"--{name} {flags[name]}: expected {expected}; {flag['why']}")
+        if flag["goes_to"].startswith(f"optimizer.{idle} ") and flags[name] != flag["default"]:
+            raise LockstepError(f"--{name} {flags[name]}: expected none {distro} --distro")
     return flags
 
 

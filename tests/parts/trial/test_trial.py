@@ -157,6 +157,8 @@ def test_flags_that_stand_for_no_single_key_reach_the_run_file(tmp_path):
         ("--total-step 9", ("--total-step", 9, "--help")),
         ("--total-batch 0", ("config.global_batch_size_start", 0)),
         ("--learning-rate nan", ("lr_schedule.Cosine.base_lr", "NaN")),
+        ("--beta1 0.8 --distro", ("--beta1", 0.8)),
+        ("--compression-topk 8", ("--compression-topk", 8)),
         ("--beta2 2", ("optimizer.AdamW.betas[1]", 2.0)),
         ("--data-parallelism 0", ("peers.fsdp", 0)),
         ("--save-path .", ("--save-path", ".")),
