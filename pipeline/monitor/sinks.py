@@ -146,8 +146,7 @@ class WandbSink:
 
     def close(self, *, finished: bool) -> None:
         """Write what is left to W&B, which calls a stopped run failed until it is resumed."""
-        left = f"`wandb sync {self._run.settings.sync_dir}` sends what is left"
-        with expecting(left, "W&B to take all of it", TimeoutError):
+        with expecting(self._run.settings.sync_dir, "all sent; `wandb sync` does it", TimeoutError):
             self._run.finish(exit_code=0 if finished else 1)
 
 

@@ -6,7 +6,6 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 from queue import SimpleQueue
@@ -156,15 +155,15 @@ class _Feed:
     """A tracker's sink and the thread that tells it: what is behind the training, then rounds."""
 
     def __init__(self, name: str, run: TrackedRun, behind: Sequence[tuple[int, Scalars]]):
-        self.name, self._run, self._behind = name, run, behind
+        self.name, self._run = name, run
         self._queue: SimpleQueue = SimpleQueue()
+        for step, scalars in behind:
+            self.put(step, scalars)
         self._finished = False
-        self._last = self._told = 0  # the last steps that were put here, and told
         self._thread = threading.Thread(target=self._work, daemon=True, name=f"sink {name}")
         self._thread.start()
 
     def put(self, step: int, scalars: Scalars) -> None:
-        self._last = max(self._last, step)  # a score comes later than its round
         self._queue.put((step, time.time(), scalars))
 
     def end(self, *, finished: bool) -> None:
@@ -173,25 +172,21 @@ class _Feed:
 
     def wait(self) -> None:
         """Wait for the sink's end as long as it goes on, however slow a loaded machine is."""
-        seen = None
-        while self._thread.is_alive() and seen != self._told:
-            seen = self._told
+        left = -1
+        while self._thread.is_alive() and left != self._queue.qsize():
+            left = self._queue.qsize()
             self._thread.join(PATIENCE_SECONDS)
         if self._thread.is_alive():
-            log.warning(
-                f"train: warning: sink {self.name} was told up to round {max(0, self._told)} of "
-                f"{self._last}, then did nothing for {PATIENCE_SECONDS:g} s"
-            )
+            what = f"did nothing for {PATIENCE_SECONDS:g} s, with {left} steps left"
+            log.warning(f"train: warning: sink {self.name} {what}")
 
     def _work(self) -> None:
         try:
-            sink, now = SINKS[self.name](), time.time()
-            last = self._told = sink.open(self._run)
-            behind = ((step, now, scalars) for step, scalars in self._behind)
-            for step, at, scalars in chain(behind, iter(self._queue.get, None)):
-                if step > last:
-                    sink.log(step, at, scalars)
-                    self._told = step
+            sink = SINKS[self.name]()
+            last = sink.open(self._run)
+            while (item := self._queue.get()) is not None:
+                if item[0] > last:
+                    sink.log(*item)
             sink.close(finished=self._finished)
         except Exception as error:  # whatever a package of others may raise
             what = brief(f"{type(error).__name__}: {error}", 200)

@@ -149,10 +149,6 @@ def check_size(numbers: np.ndarray, name: str) -> None:
 # ---- Files beside ----
 
 
-def _bytes_by_megatron(content: bytes, size: int) -> int | None:
-    return MEGATRON_BYTES.get(content[17]) if content.startswith(MEGATRON_INDEX) else None
-
-
 def _bytes_by_metadata(content: bytes, size: int) -> int | None:
     """Return a token's bytes by datatrove's first line: `tokenizer|bytes of a token`."""
     number = content.partition(b"\n")[0].rpartition(b"|")[2].strip()
@@ -169,7 +165,7 @@ def _bytes_by_index(content: bytes, size: int) -> int | None:
 # What follows a token file's name, without its ending for Megatron's -> the bytes of a token that
 # it says, of its content and the token file's size.
 BESIDE: dict[str, Callable[[bytes, int], int | None]] = {
-    ".idx": _bytes_by_megatron,
+    ".idx": lambda of, _: MEGATRON_BYTES.get(of[17]) if of.startswith(MEGATRON_INDEX) else None,
     ".metadata": _bytes_by_metadata,
     ".index": _bytes_by_index,
 }

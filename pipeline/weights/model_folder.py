@@ -73,7 +73,6 @@ def generation_config(checkpoint: Path, model: dict[str, Any], folder: Path) -> 
     own = read_json(path) if path.exists() else {"_from_model_config": True}
     vocabulary = load_tokenizer(tokenizer) if tokenizer.is_file() else None
     tokens = token_ids(own, special_tokens(folder, vocabulary), model)
-    idle = () if own.get("do_sample") is True else SAMPLING
-    gone = {*tokens, *idle, "transformers_version"}
-    rest = {key: value for key, value in own.items() if key not in gone}
+    idle = {"transformers_version", *(() if own.get("do_sample") is True else SAMPLING)}
+    rest = {key: value for key, value in own.items() if key not in {*tokens, *idle}}
     return rest | {key: ids[0] if len(ids) == 1 else ids for key, ids in tokens.items() if ids}

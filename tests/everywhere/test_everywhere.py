@@ -119,9 +119,8 @@ def test_peers_on_unlike_machines_verify_each_other_bit_for_bit(tmp_path):
     changes = {"peers__bits": "everywhere", "peers__product_bits": 8, "peers__count": 3}
     changes["config__verification_percent"] = 34
     run_file, root = tiny.start(tmp_path, **changes)
-    alone = tmp_path / "alone"
     tiny.make(run_file, root, "download", "convert")
-    shutil.copytree(root, alone)
+    alone = shutil.copytree(root, tmp_path / "alone")
     tiny.make(run_file, alone, "train")
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"

@@ -30,7 +30,6 @@ def test_a_comparison_is_planned_anew_where_code_changed_that_a_stage_reads():
 
 
 def test_the_hours_are_by_the_time_that_a_product_has_of_the_cores(monkeypatch):
-    ticks = itertools.count()
-    monkeypatch.setattr(commands.time, "process_time", lambda: next(ticks) / 100)
+    monkeypatch.setattr(commands.time, "process_time", itertools.count(0, 0.25).__next__)
     said = commands._hours(BASE, 10**9)
-    assert f" {cores.count() * 2 * 1024**3 / 1e7:,.0f} GFLOP/s " in said
+    assert f" {cores.count() * 8 * 1024**3 / 1e9:,.0f} GFLOP/s " in said
