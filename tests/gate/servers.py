@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from lockstep.machine.progress import Progress
-from pipeline import runfile, sources
+from pipeline import runfile
 from pipeline.net.transfers.stream import Streams
 from pipeline.runfile import Network
+from pipeline.sources import provider as sources
 from pipeline.tokens.shards import read_shards, write_shards
 from pipeline.weights import bucket as weights_bucket
 from pipeline.weights import hub_model as weights_hub

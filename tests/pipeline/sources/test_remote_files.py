@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from lockstep.errors import LockstepError
-from pipeline import runfile, sources
+from pipeline import runfile
 from pipeline.net import fsspec_files, google, remote
 from pipeline.runfile import Network
 from pipeline.runfile.data import ShuffleSeeded
+from pipeline.sources import provider as sources
 from pipeline.sources.token_files import fetching, remote_files
 from pipeline.sources.token_files.remote_files import list_bucket
 from tests.errors import check_names
