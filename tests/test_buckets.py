@@ -13,7 +13,7 @@ from pipeline.runfile import Runtime
 from pipeline.tokens.sequences import Sequences
 from pipeline.tokens.shards import read_shards
 from tests import tiny
-from tests.servers.s3_store import running_store
+from tests.servers.s3 import running_store
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from lockstep.tables.variant import variants_of
 from pipeline import download, runfile, sources
 from pipeline.runfile.data import DataLocal, Limit
 from pipeline.sources import dry_run, source_sha256
-from pipeline.sources.provider import PROVIDERS, SOURCES, Provider, fetch_options
+from pipeline.sources.provider import PROVIDERS, SOURCES, Provider, opened_options
 from pipeline.stage.artifacts import Paths, verify
 from pipeline.stage.keys import PROJECT
 from pipeline.tokens.ids import check_ids
@@ -187,7 +187,8 @@ def test_the_pin_of_other_data_is_named_before_what_these_data_lack(tmp_path, mo
 def test_a_dry_run_says_whether_it_has_compared_the_pin(tmp_path, monkeypatch):
     with opened("corpus", tmp_path / "source", monkeypatch) as place:
         read, paths = settings(place.location), Paths("download", RUN, tmp_path)
-        known = source_sha256(read.llm.data_location, fetch_options(read, paths))
+        with opened_options(read, paths) as options:
+            known = source_sha256(read.llm.data_location, options)
         pinned = read.pins.model_copy(update={"data": known})
         run = read.model_copy(update={"pins": pinned})
         assert any("it is these data" in line for line in dry_run.lines(run, paths))

@@ -4,12 +4,18 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
+from pathlib import Path
 
 import google_crc32c
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
 
+from pipeline.net import google
 from tests.servers import web
 
 PAGE = 2  # entries of a listing; the real one has a thousand
@@ -52,9 +58,6 @@ class Bucket(web.Served):
       private: whether who reads must say the token.
       objects: each file's versions, oldest first.
       claims: entries of the metadata that the server gets wrong, by name.
-      spoil: what is done to the body of a download, by name.
-      refuse: answers requests whose method and path match: (pattern, status); with the request's
-        own Authorization in its words.
       before_upload: called with the name of each file that is about to be stored.
       token: what a service account gets.
     """
@@ -64,8 +67,6 @@ class Bucket(web.Served):
     private: bool = False
     objects: dict[str, list[Object]] = field(default_factory=dict)
     claims: dict[str, dict] = field(default_factory=dict)
-    spoil: dict[str, Callable[[bytes], bytes]] = field(default_factory=dict)
-    refuse: tuple[str, int] | None = None
     before_upload: Callable[[str], None] = lambda name: None
     token: str = "ya29.sentinel"
     generation: int = 1_700_000_000_000_000
@@ -90,6 +91,50 @@ class Bucket(web.Served):
         return {name: versions[-1].content for name, versions in self.objects.items()}
 
 
+@contextmanager
+def running_bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
+    """An empty bucket that clients take for Google's, here and in processes; no credentials."""
+    monkeypatch.delenv(google.KEY_VARIABLE, raising=False)
+    with Bucket().serving() as bucket:
+        monkeypatch.setenv(google.EMULATOR, bucket.address)
+        yield bucket
+
+
+@lru_cache
+def _private_key() -> str:
+    """One for all, since to make one takes a while."""
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    form = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    return key.private_bytes(serialization.Encoding.PEM, *form).decode()
+
+
+def use_account(file: Path, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writes a service account of Google's kind, and names it in the environment.
+
+    Args:
+      file: where to.
+      address: of the server that gives out its tokens.
+      monkeypatch: takes it back.
+    """
+    # the library asks another server of Google's where the account may be used
+    monkeypatch.setattr(
+        "google.auth._regional_access_boundary_utils._RegionalAccessBoundaryManager"
+        ".maybe_start_refresh",
+        lambda *_: None,
+    )
+    account = {
+        "type": "service_account",
+        "project_id": "p",
+        "private_key_id": "1",
+        "private_key": _private_key(),
+        "client_email": "us@example.org",
+        "client_id": "1",
+        "token_uri": f"{address}/token",
+    }
+    file.write_text(json.dumps(account))
+    monkeypatch.setenv(google.KEY_VARIABLE, str(file))
+
+
 class _Handler(web.Handler):
     served: Bucket
 
@@ -103,13 +148,13 @@ class _Handler(web.Handler):
         elif found := re.fullmatch(f"(/download)?{base}/(.+)", self.place, re.DOTALL):
             stored = bucket.find(found[2], query.get("generation"))
             if stored is None:
-                self.answer(404, {"error": {"code": 404, "message": f"No such object: {found[2]}"}})
+                self.say(404, f"No such object: {found[2]}")
             elif found[1] or query.get("alt") == "media":
                 self.send_content(stored)
             else:
                 self.answer(200, stored.resource() | bucket.claims.get(stored.name, {}))
         else:
-            self.answer(404, {"error": {"code": 404, "message": "The bucket does not exist."}})
+            self.say(404, "The bucket does not exist.")
 
     def list(self) -> None:
         query = self.query
@@ -138,14 +183,6 @@ class _Handler(web.Handler):
         if stored.encoding:
             headers["Content_Encoding"] = stored.encoding
         self.send_file(stored.name, stored.content, **headers)
-
-    def send(self, answer: web.Answer) -> None:
-        if answer.name in self.served.spoil:
-            answer.headers["Content-Length"] = str(len(answer.body))
-            answer.body = self.served.spoil[answer.name](bytes(answer.body))
-            if len(answer.body) > int(answer.headers["Content-Length"]):
-                answer.headers["Content-Length"] = str(len(answer.body))
-        super().send(answer)
 
     def do_POST(self) -> None:
         body = self.body()
@@ -185,29 +222,30 @@ class _Handler(web.Handler):
         bucket.before_upload(name)
         now = bucket.find(name, None)
         if int(query.get("ifGenerationMatch", -1)) not in (-1, now.generation if now else 0):
-            said = "At least one of the pre-conditions you specified did not hold."
-            return 412, {"error": {"code": 412, "message": said}}
+            return 412, _error(412, "At least one of the pre-conditions did not hold.")
         expected = Object(name, 0, content).resource()["crc32c"]
         assert about["crc32c"] == expected, "the client hashes what it sends"
         bucket.put(name, content)
         return 200, bucket.find(name, None).resource()
 
     def refused(self) -> bool:
-        said = self.headers.get("Authorization")
-        self.served.seen.append((self.command, self.path, said))
-        if self.served.private and self.command == "GET" and said != f"Bearer {self.served.token}":
-            words = "Anonymous caller does not have storage.objects.list access"
-            self.answer(401, {"error": {"code": 401, "message": words}})
+        if super().refused():
             return True
-        refuse = self.served.refuse
-        if refuse is None or not re.search(refuse[0], f"{self.command} {self.path}"):
-            return False
-        words = f"we do not like {said}, that is {(said or 'x').split()[-1]}"
-        self.answer(refuse[1], {"error": {"code": refuse[1], "message": words}})
-        return True
+        said, bucket = self.headers.get("Authorization"), self.served
+        if bucket.private and self.command == "GET" and said != f"Bearer {bucket.token}":
+            self.say(401, "Anonymous caller does not have storage.objects.list access")
+            return True
+        return False
+
+    def say(self, status: int, words: str) -> None:
+        self.answer(status, _error(status, words))
 
 
 Bucket.handler = _Handler
+
+
+def _error(status: int, words: str) -> dict:
+    return {"error": {"code": status, "message": words}}
 
 
 def _only(page: dict, fields: str | None) -> dict:

@@ -49,11 +49,12 @@ class _Handler(web.Handler):
     def do_GET(self) -> None:
         files, name = self.served, self.place.removeprefix("/")
         said = self.headers.get("Authorization")
-        files.seen.append((self.command, self.path, said))
+        if self.refused():
+            return
         if files.user is not None and said != f"Basic {b64encode(files.user.encode()).decode()}":
-            self.answer(401, b"we do not know you\n", Content_Type="text/plain")
+            self.say(401, "we do not know you")
         elif name not in files.files:
-            self.answer(404, b"no such file\n", Content_Type="text/plain")
+            self.say(404, "no such file")
         else:
             self.send_file(name, files.files[name], Content_Type=files.kind, ETag=files.tags[name])
 

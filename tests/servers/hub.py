@@ -88,9 +88,6 @@ class Hub(Repo, web.Served):
       datasets: repositories, by name.
       messages: of the commits that were pushed.
       private: what was asked for when the repository was made.
-      damaged: the file that is sent with one bit flipped.
-      refuse: answers requests whose path matches: (pattern, status); with the request's own
-        Authorization in its words.
       token: who reads must say it; None: anybody may.
       elsewhere: as `seen`, of the other server.
     """
@@ -98,8 +95,6 @@ class Hub(Repo, web.Served):
     datasets: dict[str, Repo] = field(default_factory=dict)
     messages: list[str] = field(default_factory=list)
     private: bool | None = None
-    damaged: str | None = None
-    refuse: tuple[str, int] | None = None
     token: str | None = None
     elsewhere: list[tuple[str, str, str | None]] = field(default_factory=list)
     large: dict[str, bytes] = field(default_factory=dict)
@@ -143,9 +138,7 @@ class _Handler(web.Handler):
         if self.refused():
             return
         if hub.token is not None and self.headers.get("Authorization") != f"Bearer {hub.token}":
-            self.answer(
-                401, {"error": "Invalid credentials"}, X_Error_Message="Invalid credentials"
-            )
+            self.say(401, "Invalid credentials")
             return
         kind, name, repo, rest = self.find_repo(path)
         if repo is None or not repo.commits:
@@ -203,17 +196,12 @@ class _Handler(web.Handler):
         tag = tag_of(name, content)
         said = {"X_Repo_Commit": commit}
         if not is_large(name):
-            self.send_file(name, self.spoiled(name, content), ETag=f'"{tag}"', **said)
+            self.send_file(name, content, ETag=f'"{tag}"', **said)
             return
         self.served.large[tag] = content
         said |= {"X_Linked_Etag": f'"{tag}"', "X_Linked_Size": str(len(content))}
         query = f"X-Amz-Signature={SIGNATURE}&name={quote(name, safe='')}"
         self.answer(302, Location=f"{self.served.other_address}/large/{tag}?{query}", **said)
-
-    def spoiled(self, name: str, content: bytes) -> bytes:
-        if name == self.served.damaged:
-            return content[:-1] + bytes([content[-1] ^ 1])
-        return content
 
     do_HEAD = do_GET
 
@@ -287,14 +275,8 @@ class _Handler(web.Handler):
         url = f"{hub.address}/{REPO}/commit/{commit}"
         self.answer(200, {"commitOid": commit, "commitUrl": url, "success": True})
 
-    def refused(self) -> bool:
-        said = self.headers.get("Authorization")
-        self.served.seen.append((self.command, self.place, said))
-        if self.served.refuse is None or not re.search(self.served.refuse[0], self.place):
-            return False
-        words = f"we do not like {said}, that is {(said or 'x').split()[-1]}"
-        self.answer(self.served.refuse[1], {"error": words}, X_Error_Message=words)
-        return True
+    def say(self, status: int, words: str) -> None:
+        self.answer(status, {"error": words}, X_Error_Message=words)
 
 
 class _Large(_Handler):
@@ -309,7 +291,7 @@ class _Large(_Handler):
             return
         name = self.query["name"]
         tag = hashlib.md5(name.encode()).hexdigest()  # its own, which says nothing of the bytes
-        self.send_file(name, self.spoiled(name, content), ETag=f'"{tag}"')
+        self.send_file(name, content, ETag=f'"{tag}"')
 
     do_HEAD = do_GET
 

@@ -78,17 +78,6 @@ def truncated(answer: Answer) -> Answer:
     return replace(answer, body=_half(answer), then="close")
 
 
-def broken_after(count: int) -> Spoil:
-    """Ends the connection in order after so many bytes of the body."""
-
-    def spoil(answer: Answer) -> Answer:
-        if len(answer.body) <= count:
-            return answer
-        return replace(answer, body=answer.body[:count], then="close")
-
-    return spoil
-
-
 def stalled(answer: Answer) -> Answer:
     """Sends half of the body and no more, and keeps the connection."""
     return replace(answer, body=_half(answer), then="stall")
@@ -129,14 +118,9 @@ def slow_headers(answer: Answer) -> Answer:
 def status(code: int, retry_after: str | None = None) -> Spoil:
     """Answers with a status and, where that is given, when to come again."""
 
-    def spoil(answer: Answer) -> Answer:
-        body = b"Come again later.\n" if code != 204 else b""
-        headers = {"Content-Length": str(len(body)), "Content-Type": "text/plain"}
-        if retry_after is not None:
-            headers["Retry-After"] = retry_after
-        return replace(answer, status=code, headers=headers, body=body, name=None)
-
-    return spoil
+    headers = {} if retry_after is None else {"Retry-After": retry_after}
+    body = b"Come again later.\n" if code != 204 else b""
+    return _instead(code, body, {"Content-Type": "text/plain"} | headers)
 
 
 def soon() -> str:
@@ -174,11 +158,7 @@ def itself_again(answer: Answer) -> Answer:
 def sign_in(kind: str | None = "text/html") -> Spoil:
     """Answers with a page, as a network does that one has to sign in to; to HEAD as to GET."""
 
-    def spoil(answer: Answer) -> Answer:
-        headers = {"Content-Length": str(len(PAGE))} | ({"Content-Type": kind} if kind else {})
-        return replace(answer, status=200, headers=headers, body=PAGE, name=None)
-
-    return spoil
+    return _instead(200, PAGE, {"Content-Type": kind} if kind else {})
 
 
 # ---- The length ----
@@ -276,6 +256,11 @@ def other_tag(answer: Answer) -> Answer:
     return replace(answer, headers=answer.headers | {"ETag": f'"other-{next(COUNT)}"'})
 
 
+def other_hash(answer: Answer) -> Answer:
+    """Says a checksum of MD5 that is far longer than any is."""
+    return replace(answer, headers=answer.headers | {"X-Goog-Hash": "md5=" + "YWJj" * 500})
+
+
 def untagged(answer: Answer) -> Answer:
     """Says nothing of which version it is."""
     return replace(answer, headers={k: v for k, v in answer.headers.items() if k != "ETag"})
@@ -290,6 +275,11 @@ def meanwhile(happen: Callable[[], object]) -> Spoil:
         return answer
 
     return both
+
+
+def _instead(code: int, body: bytes, headers: dict[str, str]) -> Spoil:
+    headers = {"Content-Length": str(len(body))} | headers
+    return lambda answer: replace(answer, status=code, headers=headers, body=body, name=None)
 
 
 def _half(answer: Answer) -> bytes | memoryview:

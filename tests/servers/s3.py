@@ -76,6 +76,23 @@ def running_s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
         yield bucket
 
 
+@contextmanager
+def running_store(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A store as others made it, for what this one does not speak: moto; its address."""
+    from moto.server import ThreadedMotoServer  # only here: every worker imports every test
+
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    address = f"http://{host}:{port}"
+    use(address, "any", "s3-secret-sentinel", monkeypatch)
+    try:
+        yield address
+    finally:
+        server.stop()
+        fsspec_files.file_system.cache_clear()
+
+
 class _Handler(web.Handler):
     served: S3
 

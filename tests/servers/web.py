@@ -57,6 +57,8 @@ class Served:
       faults: what goes wrong: each is given what is asked, as "GET /path?query", and the answer,
         and returns the answer that is sent (misbehaviour.py).
       seen: what was asked: method, path and Authorization.
+      refuse: answers requests whose "METHOD /path" match: (pattern, status); with the request's
+        own Authorization in its words.
       sent: bytes of the bodies of downloads, by the file's name.
       bytes_per_second: of one download; None: as fast as it goes.
       address: of the server.
@@ -65,6 +67,7 @@ class Served:
 
     faults: list[Callable[[str, Answer], Answer]] = field(default_factory=list)
     seen: list[tuple[str, str, str | None]] = field(default_factory=list)
+    refuse: tuple[str, int] | None = None
     sent: dict[str, int] = field(default_factory=dict)
     bytes_per_second: float | None = None
     address: str = ""
@@ -100,6 +103,19 @@ class Handler(BaseHTTPRequestHandler):
 
     def body(self) -> bytes:
         return self.rfile.read(int(self.headers["Content-Length"]))
+
+    def refused(self) -> bool:
+        """Notes what is asked, and refuses it where that is said of it."""
+        said, refuse = self.headers.get("Authorization"), self.served.refuse
+        self.served.seen.append((self.command, self.path, said))
+        if refuse is None or not re.search(refuse[0], f"{self.command} {self.path}"):
+            return False
+        self.say(refuse[1], f"we do not like {said}, that is {(said or 'x').split()[-1]}")
+        return True
+
+    def say(self, status: int, words: str) -> None:
+        """Sends a status and why, as such a server words it."""
+        self.answer(status, f"{words}\n".encode(), Content_Type="text/plain")
 
     def answer(self, status: int, content: bytes | dict | list = b"", **headers: str) -> None:
         """Sends it; `X_Some_Header="..."`. Content-Length may say more than is sent."""

@@ -9,7 +9,6 @@ import pytest
 from lockstep.files import read_json, sha256_file
 from parts.publication import publish
 from pipeline import __main__, runfile, version
-from pipeline.net import google
 from pipeline.pages.card import with_commit
 from pipeline.stage.artifacts import Paths
 from pipeline.stage.keys import PROJECT
@@ -19,7 +18,7 @@ from tests.parts.publication.published_run import commit_source
 from tests.pipeline import trained_run
 from tests.pipeline.conversion import convert_in
 from tests.pipeline.sources import options
-from tests.servers.bucket import Bucket
+from tests.servers.bucket import running_bucket
 from tests.servers.hub import REPO, running_hub
 
 TOKEN = "hf_sentinel"
@@ -56,9 +55,7 @@ def hub(tmp_path, monkeypatch):
 
 @pytest.fixture
 def gcs(monkeypatch):
-    monkeypatch.delenv(google.KEY_VARIABLE, raising=False)
-    with Bucket().serving() as server:
-        monkeypatch.setenv(google.EMULATOR, server.address)
+    with running_bucket(monkeypatch) as server:
         yield server
 
 

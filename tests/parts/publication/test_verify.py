@@ -18,6 +18,7 @@ from tests.pipeline.audit.bundle.bundled_run import TWO_LIARS
 from tests.pipeline.conversion import write_model
 from tests.servers.files import Files
 from tests.servers.hub import REPO, running_hub
+from tests.servers.misbehaviour import Misbehaviour, flipped
 
 
 def test_a_published_run_verifies_from_a_plain_web_server(published, tmp_path, capsys):
@@ -86,7 +87,7 @@ def test_it_is_pushed_to_the_hub_and_verifies_from_there(published, tmp_path, mo
             VerifyOutcome.VERIFIED.status,
             "verified: ",
         )  # all four windows
-        hub.damaged = "README.md"
+        hub.faults.append(Misbehaviour(flipped, where="README.md"))
         code, said = print_of(capsys, "verify", REPO, "--root", str(tmp_path / "elsewhere"))
         assert code == 1 and "not verified: README.md: received git-sha1:" in said
 

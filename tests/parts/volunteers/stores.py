@@ -15,8 +15,7 @@ from parts.volunteers.store.verbs import Store
 from pipeline.net import fsspec_files
 from pipeline.net.limits import NetSettings
 from tests.servers import s3
-from tests.servers.s3 import S3, running_s3
-from tests.servers.s3_store import running_store
+from tests.servers.s3 import S3, running_s3, running_store
 
 SOON = NetSettings(attempts=3, stall_seconds=0.5)  # gives up soon
 BUCKET, RUN = "ours", "a run"

@@ -5,14 +5,11 @@ from threading import Event
 import fsspec
 import pytest
 
-from pipeline.net import fsspec_files, limits, web
+from pipeline.net import fsspec_files
 from pipeline.net.limits import TransientError
 from pipeline.net.origin import Origin
-from pipeline.net.web import Request
 from pipeline.runfile import Network
 from tests.errors import refused
-from tests.servers.files import Files
-from tests.servers.misbehaviour import Misbehaviour
 
 SOON = Network(attempts=2, stall_seconds=0.05)
 PATIENT = Network(attempts=2, stall_seconds=60.0)
@@ -77,17 +74,3 @@ def test_a_listing_in_which_folders_have_no_end_is_refused(memory, monkeypatch):
     monkeypatch.setattr(fsspec_files.limits, "LISTING_PAGES", 9)
     with refused("memory://d", 9):
         fsspec_files.list_files("memory://d", PATIENT)
-
-
-def test_a_checksum_of_another_length_is_refused_without_repeating_it(monkeypatch):
-    monkeypatch.setattr(limits, "pause", lambda *_: None)
-
-    def spoil(answer):
-        answer.headers["X-Goog-Hash"] = "md5=" + "YWJj" * 500
-        return answer
-
-    with Files({"a.ds": b"1234"}).serving() as files:
-        files.faults.append(Misbehaviour(spoil, where="^HEAD"))
-        with refused(16) as caught:
-            web.head(Request(files.url("a.ds"), {}, "a.ds"), PATIENT)
-    assert len(str(caught.value)) < 150

@@ -3,11 +3,8 @@
 import hashlib
 import json
 import random
-import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 import tomlkit
@@ -15,7 +12,6 @@ import tomlkit
 from pipeline.stage.keys import PROJECT
 from tests import tiny
 from tests.pipeline.net import token_servers as sources
-from tests.pipeline.net.token_servers import KINDS, Source
 from tests.servers.files import Files
 
 pytestmark = pytest.mark.long
@@ -29,61 +25,6 @@ LOST_BYTES = 2**16
 @pytest.fixture
 def shards() -> sources.Shards:
     return sources.make_shards(5, SIZE)
-
-
-@pytest.fixture
-def source(request, shards, tmp_path, monkeypatch):
-    """A slow server of each kind."""
-    with sources.serving(request.param, shards, tmp_path / "home", monkeypatch) as found:
-        found.server.bytes_per_second = BYTES_PER_SECOND
-        yield found
-
-
-def start(source: Source, folder: Path) -> subprocess.Popen:
-    """The stage in a process of its own; its project is the folder."""
-    run = folder / "run.toml"
-    run.write_text(tomlkit.dumps(sources.document(source.location, stall_seconds=20)))
-    return tiny.lockstep("download", run, folder)
-
-
-def sent(source: Source) -> int:
-    with source.server.lock:
-        return sum(source.server.sent.values())
-
-
-def stored(folder: Path) -> int:
-    """Bytes of the files in the store."""
-    return sum(map(len, tiny.contents(folder / "data" / "store" / "files").values()))
-
-
-def kill_at(process: subprocess.Popen, source: Source, count: int) -> None:
-    """Kills a process when the server has sent so many bytes."""
-    while sent(source) < count and process.poll() is None:
-        time.sleep(0.002)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    process.stdout.close()
-
-
-def finish(process: subprocess.Popen) -> None:
-    output = process.communicate()[0]
-    assert process.returncode == 0, output
-
-
-@pytest.mark.parametrize("source", KINDS, indirect=True)
-def test_killed_fetch_goes_on_where_it_stopped(source, shards, tmp_path):
-    size = sum(map(len, shards.values()))
-    kill_at(start(source, tmp_path), source, size // 2)
-    assert not (tmp_path / "data" / "shards").exists()
-    sources.check_store(tmp_path, shards)
-    kept = stored(tmp_path)
-    lost = sent(source) - kept  # more where the process had no time to read what came
-    finish(start(source, tmp_path))
-    sources.check(tmp_path / "data" / "shards", shards)
-    sources.check_store(tmp_path, shards)
-    twice = sent(source) - size
-    assert 0 <= twice <= lost + len(shards) * LOST_BYTES, (twice, lost, kept)
-    assert not list((tmp_path / "data" / "store").rglob("*.part"))
 
 
 # Fetches and ends, without what a stage does before and after: many can be killed in a second.
@@ -130,16 +71,18 @@ def test_many_kills_at_any_moment_lose_nothing_that_came(shards, tmp_path):
     assert 0 <= twice <= kills * len(shards) * LOST_BYTES, (twice, kills)
 
 
-@pytest.mark.parametrize("source", ["plain"], indirect=True)
-def test_two_at_once_fetch_each_byte_once(source, shards, tmp_path):
-    roots = [tmp_path / name for name in ("one", "other")]
-    store = tmp_path / "data" / "store"
-    store.mkdir(parents=True)
-    for root in roots:
-        (root / "data").mkdir(parents=True)
-        (root / "data" / "store").symlink_to(store)
-    processes = [start(source, root) for root in roots]
-    for process, root in zip(processes, roots, strict=True):
-        finish(process)
-        sources.check(root / "data" / "shards", shards)
-    assert sent(source) == sum(map(len, shards.values()))
+def test_two_stages_at_once_fetch_each_byte_once(shards, tmp_path, monkeypatch):
+    (store := tmp_path / "data" / "store").mkdir(parents=True)
+    run, roots = tmp_path / "run.toml", [tmp_path / name for name in ("one", "other")]
+    with sources.serving("plain", shards, tmp_path / "home", monkeypatch) as source:
+        source.server.bytes_per_second = BYTES_PER_SECOND
+        run.write_text(tomlkit.dumps(sources.document(source.location, stall_seconds=20)))
+        for root in roots:
+            (root / "data").mkdir(parents=True)
+            (root / "data" / "store").symlink_to(store)
+        processes = [tiny.lockstep("download", run, root) for root in roots]
+        for process, root in zip(processes, roots, strict=True):
+            output = process.communicate()[0]
+            assert process.returncode == 0, output
+            sources.check(root / "data" / "shards", shards)
+        assert sum(source.server.sent.values()) == sum(map(len, shards.values()))

@@ -17,7 +17,7 @@ from tests.errors import refused
 from tests.servers import hub as hub_server
 from tests.servers.files import Files
 from tests.servers.hub import Repo
-from tests.servers.misbehaviour import Misbehaviour, broken_after, meanwhile, untagged
+from tests.servers.misbehaviour import Misbehaviour, meanwhile, truncated, untagged
 
 NETWORK = Network(connections=1, attempts=1)
 
@@ -84,9 +84,9 @@ def fetch_checked(files: Files, folder, content: bytes) -> bytes:
 def test_a_file_whose_hash_is_known_resumes_though_the_server_names_no_version(tmp_path):
     content = random.Random(0).randbytes(100_000)
     with Files({"a.ds": content}).serving() as files:
-        files.faults += [Misbehaviour(untagged), Misbehaviour(broken_after(30_000))]
+        files.faults += [Misbehaviour(untagged), Misbehaviour(truncated, times=2)]
         assert fetch_checked(files, tmp_path, content) == content
-        assert files.sent["a.ds"] == len(content) and len(files.seen) == 4
+        assert files.sent["a.ds"] == len(content) and len(files.seen) == 3
 
 
 def test_it_resumes_what_another_process_left_and_begins_again_if_that_is_of_another_version(

@@ -16,7 +16,7 @@ from pipeline.toml_file import read_toml
 from tests import tiny
 from tests.servers import hub as hub_server
 from tests.servers import web
-from tests.servers.bucket import Bucket
+from tests.servers.bucket import running_bucket
 from tests.servers.files import Files
 from tests.servers.hub import Repo
 
@@ -56,8 +56,7 @@ class Source:
 @contextmanager
 def serving(kind: str, shards: Shards, home: Path, patch: pytest.MonkeyPatch) -> Iterator[Source]:
     """A server of a kind: "plain", which asks for a password; "hub"; or "bucket"."""
-    for key in ("GOOGLE_APPLICATION_CREDENTIALS", "HF_TOKEN"):
-        patch.delenv(key, raising=False)
+    patch.delenv("HF_TOKEN", raising=False)
     with {"plain": _plain, "hub": _hub, "bucket": _bucket}[kind](home, patch) as source:
         source.put(shards)
         yield source
@@ -99,10 +98,7 @@ def _hub(home: Path, patch: pytest.MonkeyPatch) -> Iterator[Source]:
 
 @contextmanager
 def _bucket(home: Path, patch: pytest.MonkeyPatch) -> Iterator[Source]:
-    patch.setenv("NO_GCE_CHECK", "true")
-    patch.setenv("CLOUDSDK_CONFIG", str(home / "gcloud"))
-    with Bucket().serving() as bucket:
-        patch.setenv("STORAGE_EMULATOR_HOST", bucket.address)
+    with running_bucket(patch) as bucket:
         where = {"Gcp": {"bucket_name": bucket.name, "filter_directory": "d"}}
         yield Source(
             bucket,

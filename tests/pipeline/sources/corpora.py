@@ -12,11 +12,10 @@ import pytest
 from pyarrow import parquet
 from tokenizers import Tokenizer, processors
 
-from pipeline import sources
 from pipeline.runfile.data import DataText, Limit, ShuffleDontShuffle
 from pipeline.sources.provider import Fetched
 from pipeline.sources.text.tokenizing import END, train_tokenizer
-from tests.pipeline.sources.options import options
+from tests.pipeline.sources.options import fetch_into
 from tests.servers.hub import Hub, Repo, running_hub
 
 PERCENT = 30.0
@@ -33,9 +32,7 @@ def location(source: object, **fields: object) -> DataText:
 
 
 def fetch(source: object, folder: Path, limit: Limit | None = None, **fields: object) -> Fetched:
-    folder.mkdir(parents=True)
-    how = options(folder.parent / "store", limit)
-    return sources.fetch(location(source, **fields), folder, how)
+    return fetch_into(folder, location(source, **fields), limit)
 
 
 def read(folder: Path, split: str, token_size_in_bytes: int = 2) -> np.ndarray:

@@ -23,7 +23,7 @@ from pipeline.toml_file import read_toml
 from tests import tiny
 from tests.errors import refused
 from tests.pipeline.sources.corpora import put, read, texts
-from tests.pipeline.sources.options import options, refusal
+from tests.pipeline.sources.options import fetch_into, options, refusal
 
 LETTERS = "abcdefghijklmnop"
 
@@ -53,8 +53,7 @@ def location(**fields) -> DataCorpus:
 
 
 def fetch(folder: Path, limit: Limit | None = None, **fields):
-    folder.mkdir()
-    return sources.fetch(location(**fields), folder, options(folder / "store", limit))
+    return fetch_into(folder, location(**fields), limit)
 
 
 def test_decoded_shards_are_the_sources_each_ended_by_the_end_token(root, tmp_path):
@@ -235,8 +234,7 @@ def test_whole_packages_are_held_out_without_the_files_that_stand_in_train(root,
 def test_the_halves_of_the_default_runs_held_out_split_are_of_different_packages(tmp_path):
     """And less than 1 % of it stands in the train split."""
     given = read_toml(PROJECT / RUN_FILE)["model"]["LLM"]["data_location"]["Corpus"]
-    (folder := tmp_path / "out").mkdir()
-    shards = sources.fetch(DataCorpus(**given), folder, options(tmp_path / "store"))
+    shards = fetch_into(folder := tmp_path / "out", DataCorpus(**given))
     assert seen.share(folder, shards) < 0.01
     packages = {name.split("/")[0] for name in shards.source["held_out_files"]}
     assert len(packages) == len(shards.split("held_out")) == 2

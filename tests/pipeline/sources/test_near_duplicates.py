@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 
 from lockstep.errors import LockstepError
-from pipeline import sources
 from pipeline.runfile.data import DataWeightedText, ShuffleDontShuffle
-from pipeline.sources.text import near_duplicates, split_writer
+from pipeline.sources.text import split_writer
 from pipeline.sources.text.text import is_held_out
 from pipeline.tokens import seen
 from tests.pipeline.sources.corpora import PERCENT, fetch, lines_of, put, read, texts
-from tests.pipeline.sources.options import options
+from tests.pipeline.sources.options import fetch_into
 from tests.pipeline.sources.test_text import sides
 
 
@@ -86,21 +85,13 @@ def test_a_file_ends_between_two_documents_near_the_middle(tmp_path, monkeypatch
     assert texts(tmp_path / "a", "held_out") == NEW
 
 
-def test_the_middle_is_before_another_package_where_that_is_near():
-    before = np.array([0, 10, 20, 30, 40, 50, 60, 70, 80])
-    assert near_duplicates._middle(before, {3}) == 3
-    assert near_duplicates._middle(before, {1, 7}) == 4
-    assert near_duplicates._middle(before, ()) == 4
-
-
 def test_a_document_of_one_source_that_stands_in_another_is_left_out(tmp_path):
     put(tmp_path / "one", {"a.jsonl": lines_of([*TRAIN[:15], *NEW[:4]])})
     put(tmp_path / "other", {"a.jsonl": lines_of([*TRAIN[15:], *NEW[4:], *REPEATED])})
     listed = tuple({"source": str(tmp_path / name), "weight": 1} for name in ("one", "other"))
     given = {"vocab_size": 270, "held_out_percent": PERCENT, "shuffle": ShuffleDontShuffle()}
     location = DataWeightedText(sources=listed, most_seen_percent=5.0, **given)
-    (tmp_path / "out").mkdir()
-    fetched = sources.fetch(location, tmp_path / "out", options(tmp_path / "store"))
+    fetched = fetch_into(tmp_path / "out", location)
     assert texts(tmp_path / "out", "held_out") == NEW
     assert [file.part for file in fetched.split("held_out")] == [0, 1]
     assert ["seen_in_train" in one for one in fetched.source["sources"]] == [False, True]

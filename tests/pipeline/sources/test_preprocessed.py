@@ -20,11 +20,9 @@ from pipeline.sources.token_files.preprocessed import Parquet
 from pipeline.tokens.shards import write_shards
 from tests.errors import check_names, refused
 from tests.pipeline.sources.corpora import on_hub
-from tests.pipeline.sources.options import options, refusal
+from tests.pipeline.sources.options import fetch_into, options, refusal
 from tests.pipeline.sources.test_local import put_tokenizer
 from tests.pipeline.tokens.shards_folder import open_shards
-from tests.servers import hub as hub_server
-from tests.servers.hub import Repo
 
 ROW = 4
 ALL = {
@@ -45,11 +43,8 @@ def rows_of(*firsts: int) -> dict:
     return {"inputs": [list(range(first, first + ROW)) for first in firsts]}
 
 
-def fetch(source: object, tmp_path: Path, limit: Limit | None = None, **how: object) -> Fetched:
-    folder = tmp_path / "out"
-    folder.mkdir(parents=True)
-    wanted = options(tmp_path / "store", limit, **how)
-    return sources.fetch(DataPreprocessed(source=str(source)), folder, wanted)
+def fetch(source: object, tmp_path: Path, limit: Limit | None = None) -> Fetched:
+    return fetch_into(tmp_path / "out", DataPreprocessed(source=str(source)), limit)
 
 
 def sequences(fetched: Fetched, tmp_path: Path, of: str = "train") -> list[list[int]]:
@@ -412,9 +407,8 @@ def test_a_dataset_of_the_hub_gives_what_the_folder_gives(root, tmp_path, monkey
     put_tokenizer(root / "tokenizer.json", 64)
     expected = sequences(fetch(root, tmp_path / "a"), tmp_path / "a")
     files = {p.relative_to(root).as_posix(): p.read_bytes() for p in root.rglob("*.*")}
-    with hub_server.running_hub(monkeypatch, tmp_path / "home") as hub:
-        hub.datasets["ours/rows"] = Repo()
-        commit = hub.datasets["ours/rows"].commit(files | {"README.md": b"rows"})
+    with on_hub(monkeypatch, tmp_path, "ours/rows", files | {"README.md": b"rows"}) as hub:
+        commit = hub.datasets["ours/rows"].refs["main"]
         location = DataPreprocessed(source=" ours/rows\n")
         survey = sources.survey(location, options(tmp_path / "store"))
         fetched = fetch(location.source, tmp_path / "b")

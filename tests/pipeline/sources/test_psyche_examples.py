@@ -16,7 +16,7 @@ from lockstep.methods.dense import OptimizerAdamW
 from lockstep.methods.schedule import ScheduleCosine
 from pipeline import runfile
 from pipeline.stage.keys import PROJECT
-from pipeline.toml_file import read_run_file, read_toml
+from pipeline.toml_file import read_run_file
 from tests import tiny
 from tests.errors import refused
 from tests.servers import hub as hub_server
@@ -67,19 +67,11 @@ EXAMPLES = {
 each_ready_run = pytest.mark.parametrize(
     "file", [FINEWEB_EDU, FINEWEB_10BT], ids=lambda file: file.stem
 )
-every_example = pytest.mark.parametrize("name", EXAMPLES)
 
 
 def lockstep(*arguments: object) -> str:
     """What a command prints, or the error that it ends with."""
     return tiny.invoked(*arguments).stdout
-
-
-def imported(file: Path, folder: Path) -> runfile.Run:
-    """The run that `lockstep import` makes of a file."""
-    whole = folder / f"{file.stem}.toml"
-    whole.write_text(lockstep("import", file))
-    return runfile.load(whole)
 
 
 # ---- The configurations of Psyche's repository ----
@@ -90,42 +82,25 @@ def test_all_eleven_are_here_and_each_would_fetch_or_says_what_it_needs():
     assert len(EXAMPLES) == len(WOULD_FETCH) + len(WOULD_NEED) == 11
 
 
-@every_example
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_example_becomes_a_whole_run_and_loses_nothing_that_psyche_says(name, tmp_path):
-    document, run = tomllib.loads(FILES[name].read_text()), imported(FILES[name], tmp_path)
+    file, run_id = FILES[name], EXAMPLES[name].run_id
+    document, text = tomllib.loads(file.read_text()), lockstep("import", file)
+    (whole := tmp_path / "run.toml").write_text(text)
+    run = runfile.load(whole)
     made = run.model_dump(mode="json", exclude_none=True)
     assert {key: made[key] for key in ("config", "model")} == {
         key: document[key] for key in ("config", "model")
     }
     assert run.peers.count == run.config.init_min_clients == EXAMPLES[name].clients
-    assert data(run.llm.data_location) == EXAMPLES[name].data
-
-
-def data(location: runfile.Data) -> object:
-    """Return where the tokens are."""
-    match location:
-        case runfile.DataServer(address=address):
-            return address
-        case runfile.DataWeightedHttp(url=url):
-            return url
-        case runfile.DataHttp(location=runfile.LocationSingleUrl(url=url)):
-            return url
-        case runfile.DataHttp(location=runfile.LocationGcp(bucket_name=bucket, filter_directory=f)):
-            return bucket, f
-
-
-@every_example
-def test_state_file_is_told_from_a_configuration(name):
-    file, run_id = FILES[name], EXAMPLES[name].run_id
-    assert read_toml(file).get("run_id") == run_id
-    text = lockstep("import", file)
+    assert document.get("run_id") == run_id
     if run_id is None:
         assert "Left out" not in text
         assert runfile.load(file).config.total_steps == 25000  # as it stands
-        return
-    assert "its configuration: run_id, run_state." in text
-    with refused("lockstep import", name):
-        runfile.load(file)
+    else:
+        assert "its configuration: run_id, run_state." in text
+        with refused("lockstep import", name):
+            runfile.load(file)
 
 
 # ---- What they would fetch ----

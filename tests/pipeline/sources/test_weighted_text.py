@@ -19,7 +19,7 @@ from tests.pipeline.sources.corpora import (
     texts,
     write_tokenizer,
 )
-from tests.pipeline.sources.options import options, refusal
+from tests.pipeline.sources.options import fetch_into, options, refusal
 
 FIRST, SECOND = stories(150)[:90], [f"and {story}" for story in stories(150)[90:]]
 LENGTH, END_OF_TEXT = 16, "</s>"
@@ -43,18 +43,13 @@ def mixed(given: list[str], weights: list[float], **fields) -> DataWeightedText:
     return DataWeightedText(sources=listed, **fields)
 
 
-def take(location: DataWeightedText, folder, limit: Limit | None = None) -> Shards:
-    folder.mkdir()
-    return sources.fetch(location, folder, options(folder.parent / "store", limit))
-
-
 def tokens_of(folder, shards: Shards, part: int) -> np.ndarray:
     files = [file for file in shards.split("train") if file.part == part]
     return np.concatenate([np.fromfile(folder / file.path, "<u2") for file in files])
 
 
 def test_each_source_has_the_tokens_that_it_has_alone_and_its_weight(tmp_path, tokenizer, here):
-    shards = take(mixed(here, [3, 1], tokenizer=tokenizer), tmp_path / "both")
+    shards = fetch_into(tmp_path / "both", mixed(here, [3, 1], tokenizer=tokenizer))
     assert [part.weight for part in shards.parts] == [3, 1]
     for part, (source, written) in enumerate(zip(here, (FIRST, SECOND), strict=True)):
         alone = tmp_path / f"alone-{part}"
@@ -71,7 +66,7 @@ def test_each_source_has_the_tokens_that_it_has_alone_and_its_weight(tmp_path, t
 
 def test_training_reads_sequences_of_the_sources_by_their_weights(tmp_path, tokenizer, here):
     folder = tmp_path / "both"
-    shards = take(mixed(here, [3, 1], tokenizer=tokenizer), folder)
+    shards = fetch_into(folder, mixed(here, [3, 1], tokenizer=tokenizer))
     write_shards(folder, shards)
     rows = sequences.Sequences(folder, shards, "train", LENGTH)
     first = {row.tobytes() for row in cut(tokens_of(folder, shards, 0))}
@@ -86,14 +81,14 @@ def cut(tokens: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("limit", [Limit(tokens=400), Limit(steps=5, batch=5, max_seq_len=LENGTH)])
 def test_a_limit_is_divided_by_weight(tmp_path, tokenizer, here, limit):
-    shards = take(mixed(here, [3, 1], tokenizer=tokenizer), tmp_path / "both", limit)
+    shards = fetch_into(tmp_path / "both", mixed(here, [3, 1], tokenizer=tokenizer), limit)
     counts = [sum(f.tokens for f in shards.split("train") if f.part == part) for part in (0, 1)]
     assert sum(counts) >= 400  # a source's part is rounded up, by a sequence more where they count
     assert counts == pytest.approx([300, 100], abs=2 * LENGTH)
 
 
 def test_a_tokenizer_is_trained_on_all_sources(tmp_path, here):
-    shards = take(mixed(here, [1, 1], vocab_size=300), tmp_path / "both")
+    shards = fetch_into(tmp_path / "both", mixed(here, [1, 1], vocab_size=300))
     assert shards.vocab_size == 300 and {file.part for file in shards.split("train")} == {0, 1}
 
 
@@ -102,8 +97,8 @@ def test_sources_may_lie_anywhere_and_what_is_wrong_is_said_of_the_one(tmp_path,
         both = mixed([here[1], "ours/web"], [1, 2.5], vocab_size=270)
         found = sources.survey(both, options(tmp_path / "store"))
         assert [file.name for file in found.files] == ["b.jsonl", "x.jsonl"]
-        shards = take(both, tmp_path / "both")
+        shards = fetch_into(tmp_path / "both", both)
         assert shards.source["sources"][1]["repo_id"] == "ours/web"
     bad = mixed([here[0], str(tmp_path / "nowhere")], [1, 1], vocab_size=270)
-    line = refusal(sources.fetch, bad, tmp_path, options(tmp_path / "store"))
+    line = refusal(fetch_into, tmp_path / "bad", bad)
     assert line.startswith("model.LLM.data_location.WeightedText.sources[1]: found no ")

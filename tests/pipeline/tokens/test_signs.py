@@ -13,22 +13,20 @@ import pytest
 from pyarrow import parquet
 from safetensors.numpy import save
 
-from pipeline import runfile, sources
+from pipeline import runfile
 from pipeline.runfile.data import DataLocal
 from pipeline.tokens import signs
 from tests.pipeline.net import token_servers
 from tests.pipeline.net.token_servers import HOW
 from tests.pipeline.sources import corpora
-from tests.pipeline.sources.options import options, refusal
+from tests.pipeline.sources.options import fetch_into, refusal
 from tests.servers.files import Files
 
 TOKENS = np.random.default_rng(0).integers(10, 50_000, 2000)
 
 
 def fetch(root: Path, size="TwoBytes", out="out"):
-    (folder := root.parent / out).mkdir()
-    location = DataLocal(path=str(root), token_size_in_bytes=size)
-    return sources.fetch(location, folder, options(root.parent / "store"))
+    return fetch_into(root.parent / out, DataLocal(path=str(root), token_size_in_bytes=size))
 
 
 @pytest.fixture
@@ -197,9 +195,8 @@ def test_what_a_server_has_is_asked_too_and_before_it_is_streamed(stream, tmp_pa
             where = {**HOW, "location": {"SingleUrl": files.url("0.ds")}}
             document = token_servers.document({"Http": where})
             location = runfile.parse(document, "a test").llm.data_location
-            (folder := tmp_path / f"out{number}").mkdir()
-            how = options(tmp_path / f"store{number}", stream=stream)
-            assert f"/0.ds: {what}" in refusal(sources.fetch, location, folder, how)
+            said = refusal(fetch_into, tmp_path / f"out{number}", location, stream=stream)
+            assert f"/0.ds: {what}" in said
 
 
 # ---- Names ----

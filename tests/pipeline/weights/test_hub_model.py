@@ -105,13 +105,14 @@ def test_a_branch_a_tag_and_a_commit_each_name_a_revision(tmp_path, served, capl
 def test_a_file_with_another_hash_than_the_hubs_is_refused_and_fetched_again(tmp_path, served):
     commit = served.add(write_model(tmp_path / "model"))
     repo = {"repo_id": REPO, "revision": commit}
-    for served.damaged in ("model.safetensors", "tokenizer.json"):  # a SHA-256, and git's SHA-1
-        (root := tmp_path / served.damaged).mkdir()
+    for damaged in ("model.safetensors", "tokenizer.json"):  # a SHA-256, and git's SHA-1
+        served.faults[:] = [Misbehaviour(misbehaviour.flipped, where=damaged)]
+        (root := tmp_path / damaged).mkdir()
         said = refused(root, {"Hub": repo})
         name = f"model.LLM.checkpoint.Hub: {REPO} at {commit}"
-        assert said.startswith(f"{name}: {served.damaged}: received ")
+        assert said.startswith(f"{name}: {damaged}: received ")
         assert "as the server says, 2 times; the damaged copy is removed" in said
-    served.damaged = None
+    served.faults.clear()
     convert_in(root, {"Hub": repo})
 
 

@@ -8,11 +8,10 @@ import pytest
 
 from lockstep.transcript.trees import tree_hash
 from models.llama import llama
-from pipeline.net import google
 from pipeline.weights import hf, upload
 from tests import tiny
 from tests.pipeline.conversion import write_model
-from tests.servers.bucket import Bucket
+from tests.servers.bucket import running_bucket
 
 
 @pytest.fixture
@@ -41,9 +40,7 @@ def push(init: Path, *places: str) -> dict:
 
 @pytest.mark.parametrize(("place", "prefix"), [("gs://ours", ""), ("gs://ours/a/", "a/")])
 def test_params_go_to_a_folder_of_their_own(init, monkeypatch, place, prefix, tmp_path):
-    monkeypatch.delenv(google.KEY_VARIABLE, raising=False)
-    with Bucket().serving() as gcs:
-        monkeypatch.setenv(google.EMULATOR, gcs.address)
+    with running_bucket(monkeypatch) as gcs:
         params = push(init, place)
     live = {name.removeprefix(f"{prefix}unaudited/"): data for name, data in gcs.live().items()}
     assert not [name for name in live if "/" in name]
@@ -56,9 +53,8 @@ def test_params_go_to_a_folder_of_their_own(init, monkeypatch, place, prefix, tm
 
 
 def test_a_server_that_refuses_is_a_warning(init, monkeypatch, caplog):
-    monkeypatch.delenv(google.KEY_VARIABLE, raising=False)
-    with Bucket(refuse=(".*", 403)).serving() as gcs:
-        monkeypatch.setenv(google.EMULATOR, gcs.address)
+    with running_bucket(monkeypatch) as gcs:
+        gcs.refuse = (".*", 403)
         push(init, "gs://ours")
     (line,) = [record.getMessage() for record in caplog.records if "warning" in record.getMessage()]
     assert line.startswith("train: warning: epoch 2 is not pushed: gs://ours")

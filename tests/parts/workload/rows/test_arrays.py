@@ -19,7 +19,7 @@ from pipeline.tokens.rows import Dtype
 from pipeline.tokens.sequences import Sequences
 from pipeline.tokens.shards import read_shards, write_shards
 from tests.errors import check_names
-from tests.pipeline.sources.options import options, refusal
+from tests.pipeline.sources.options import fetch_into, options, refusal
 from tests.pipeline.tokens.shards_folder import decoded
 
 IN_ORDER = ShuffleDontShuffle()
@@ -56,9 +56,8 @@ def write(path: Path, arrays: Mapping[str, np.ndarray]) -> Path:
 
 
 def fetch(path: Path, folder: Path, percent=None, limit=None):
-    folder.mkdir(parents=True)
     where = DataArrays(path=str(path), held_out_percent=percent, shuffle=IN_ORDER)
-    fetched = sources.fetch(where, folder, options(folder.parent / "store", limit))
+    fetched = fetch_into(folder, where, limit)
     write_shards(folder, fetched)
     return fetched
 

@@ -13,7 +13,7 @@ from pipeline import sources
 from pipeline.runfile.data import Limit, ShuffleDontShuffle
 from pipeline.tokens.sequences import Sequences
 from pipeline.tokens.shards import read_shards, write_shards
-from tests.pipeline.sources.options import options, refusal
+from tests.pipeline.sources.options import fetch_into, options, refusal
 
 IN_ORDER = ShuffleDontShuffle()
 
@@ -31,9 +31,8 @@ def root(tmp_path) -> Path:
 
 
 def fetch(root: Path, folder: Path, pattern="*", percent=None, limit=None):
-    folder.mkdir()
     where = DataFiles(path=str(root), pattern=pattern, held_out_percent=percent, shuffle=IN_ORDER)
-    fetched = sources.fetch(where, folder, options(folder.parent / "store", limit))
+    fetched = fetch_into(folder, where, limit)
     write_shards(folder, fetched)
     return fetched
 

@@ -132,5 +132,6 @@ MATRIX = [
     Row("HEAD says half of the size", once(m.other_size(0.5)), {"plain": "as before"}, "listing"),
     Row("HEAD says twice the size", once(m.other_size(2)), {"plain": "as before"}, "listing"),
     Row("HEAD says no length", once(m.no_length), {"plain": RIGHT}, "listing"),
+    Row("HEAD says a long checksum", once(m.other_hash), {"plain": "expected 16 bytes"}, "listing"),
     Row("HEAD is not allowed", always(m.status(405)), {"plain": RIGHT}, "listing"),
 ]

@@ -2,16 +2,19 @@
 
 import gc
 import random
+import subprocess
+import sys
 import threading
 import time
 import weakref
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.errors import LockstepError
-from pipeline.net import remote
+from pipeline.net import limits, remote
 from pipeline.net.origin import Origin
 from pipeline.net.transfers import stream
 from pipeline.net.transfers.stream import GAP_BYTES, REQUEST_BYTES, Streams
@@ -30,6 +33,31 @@ from tests.pipeline.net.stream.far import (
     true,
     wait_until,
 )
+from tests.servers import misbehaviour
+from tests.servers.files import Files
+from tests.servers.misbehaviour import Misbehaviour
+
+
+@pytest.fixture
+def far(monkeypatch) -> Far:
+    far = Far()
+    monkeypatch.setattr(remote, "read_once", far.read_once)
+    return far
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch):
+    monkeypatch.setattr(limits, "BACKOFF_SECONDS", 0.001)
+    monkeypatch.setattr(limits, "JITTER_SECONDS", 0.001)
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    """What hangs waits for this."""
+    gate = threading.Event()
+    yield gate
+    gate.set()
+
 
 # ---- What is read: any ranges, in bounded memory, are the bytes of their files ----
 
@@ -196,33 +224,24 @@ def test_what_was_read_longest_ago_is_forgotten_first(far):
     assert requests_for(far, streams, two) == [("a", 100_000, 101_000)]
 
 
-def test_expecting_displaces_what_was_read_and_never_what_was_expected(far):
-    origin, how = far.put("a", MIB), holding(10 * 4 * KIB, 1)
-    streams = Streams(how)
-    streams.read(sequences(origin, range(10)))
-    streams.expect(sequences(origin, range(100, 106)))
-    streams.expect(sequences(origin, range(200, 206)))  # four of them have room
-    rested(streams)
-    streams.expect(sequences(origin, range(50, 60)))  # none of these
-    assert rested(streams).held_bytes == how.cache_bytes
-    assert not requests_for(far, streams, sequences(origin, [*range(100, 106), *range(200, 204)]))
-
-
-def test_a_read_displaces_what_was_read_before_what_is_expected(far):
-    origin, streams = far.put("a", MIB), Streams(holding(4 * 4 * KIB, 1))
-    streams.expect(sequences(origin, [10, 20]))
-    rested(streams)
-    for number in (30, 40, 50, 60):
-        streams.read(sequences(origin, [number]))
-    assert not requests_for(far, streams, sequences(origin, [10, 20]))
-
-
-def test_expected_again_what_was_read_before_stays(far):
-    origin, streams = far.put("a", MIB), Streams(holding(4 * 4 * KIB, 1))
-    streams.read(sequences(origin, range(4)))
-    streams.expect(sequences(origin, [0, 1, 20, 21]))
-    rested(streams)
-    assert not requests_for(far, streams, sequences(origin, [0, 1, 20, 21]))
+@pytest.mark.parametrize(
+    ("room", "steps", "kept"),
+    [
+        # four of the second six have room, and none of the third ones
+        (10, [("read", range(10)), ("expect", range(100, 106)), ("expect", range(200, 206)),
+              ("expect", range(50, 60))], [*range(100, 106), *range(200, 204)]),
+        (4, [("expect", [10, 20]), *(("read", [number]) for number in (30, 40, 50, 60))], [10, 20]),
+        (4, [("read", range(4)), ("expect", [0, 1, 20, 21])], [0, 1, 20, 21]),
+    ],
+    ids=["expecting displaces what was read", "so does a read", "expected again it stays"],
+)  # fmt: skip
+def test_what_is_expected_is_displaced_by_nothing(far, room, steps, kept):
+    origin, streams = far.put("a", MIB), Streams(holding(room * 4 * KIB, 1))
+    for step, numbers in steps:
+        getattr(streams, step)(sequences(origin, numbers))
+        rested(streams)
+    assert streams.held_bytes == streams.network.cache_bytes
+    assert not requests_for(far, streams, sequences(origin, kept))
 
 
 def test_a_read_larger_than_the_memory_uses_first_what_is_there(far):
@@ -347,3 +366,57 @@ def test_dropped_streams_try_nothing_again(far):
     for thread in threads:
         thread.join(SECONDS)
         assert not thread.is_alive()
+
+
+# ---- A real server, which sends wrong versions, or nothing ----
+
+
+HANGING = """
+import sys, threading
+from pipeline.runfile import Network
+from pipeline.net.origin import Origin
+from pipeline.net.transfers.stream import Streams
+streams = Streams(Network())
+origin = Origin.model_validate_json(sys.argv[1])
+streams.expect([(origin, 0, origin.size)])
+if sys.argv[2] == "read":
+    threading.Thread(target=streams.read, args=([(origin, 0, 1)],), daemon=True).start()
+print("hangs", flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def served() -> Iterator[Files]:
+    with Files({"a.ds": bytes(9_999)}).serving() as server:
+        yield server
+
+
+def origin_of(served: Files) -> Origin:
+    return Origin(url=served.url("a.ds"), size=9_999, tag=served.tags["a.ds"])
+
+
+def test_a_range_of_an_unnamed_version_is_refused_from_the_first_byte_on(served):
+    origin = origin_of(served)
+    served.faults.append(Misbehaviour(misbehaviour.untagged))
+    for start in (0, 5_000):
+        message = refused(Streams(Network()), (origin, start, start + 9))
+        assert message.endswith(f", expected {origin.tag!r} as before")
+    unnamed = origin.model_copy(update={"tag": None})
+    assert "expected an ETag or a date" in refused(Streams(Network()), (unnamed, 0, 9))
+
+
+@pytest.mark.parametrize("how", ["expect", "read"])
+def test_a_process_ends_at_once_while_requests_hang(served, how):
+    served.faults.append(Misbehaviour(misbehaviour.silent))
+    origin = origin_of(served)
+    command = [sys.executable, "-c", HANGING, origin.model_dump_json(), how]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "hangs\n"
+    wait_until(lambda: served.seen)
+    began = time.monotonic()
+    _, errors = process.communicate("\n", timeout=SECONDS)
+    assert (process.returncode, errors) == (0, "")
+    assert time.monotonic() - began < 5

@@ -198,7 +198,10 @@ def test_an_upload_begins_at_an_address_and_another_server_sees_no_credentials(
 # ---- Credentials reach the server that they are for, and nothing else ----
 
 
-def test_without_credentials_nobody_asks_and_an_emulator_sees_no_login(tmp_path, served, model):
+def test_without_credentials_nobody_asks_and_an_emulator_sees_no_login(
+    tmp_path, served, model, monkeypatch
+):
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "gcloud"))
     push(model)
     read(tmp_path)
     login = tmp_path / "gcloud" / "application_default_credentials.json"

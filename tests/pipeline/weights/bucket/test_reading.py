@@ -23,6 +23,8 @@ from tests.pipeline.weights.bucket.our_bucket import (
     refusal,
     source_of,
 )
+from tests.servers import misbehaviour
+from tests.servers.misbehaviour import Misbehaviour
 
 pytestmark = pytest.mark.long
 
@@ -202,12 +204,12 @@ def test_a_damaged_body_is_refused_and_fetched_again(tmp_path, served, model, na
     push(model)
     other = {"crc32c": "md5Hash", "md5Hash": "crc32c"}[stated]
     served.claims = {f"{FOLDER}/{path.name}": {other: None} for path in model.iterdir()}
-    served.spoil[f"{FOLDER}/{name}"] = flipped
+    served.faults.append(Misbehaviour(misbehaviour.flipped, where=f"^GET /download.*{name}"))
     said = refusal(tmp_path)
     check_names(said, f"{WHERE}/{name}", stated.removesuffix("Hash"), 2)
-    served.spoil[f"{FOLDER}/{name}"] = lambda content: content + b"more"
+    served.faults[0].spoil = misbehaviour.longer
     check_names(refusal(tmp_path), f"{WHERE}/{name}")
-    served.spoil.clear()
+    served.faults.clear()
     assert same_params(read(tmp_path), model)
 
 

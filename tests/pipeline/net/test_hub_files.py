@@ -1,6 +1,7 @@
-"""What the hub's own client has downloaded is used where the hub is not to be had."""
+"""Files of the hub: those of its client's cache where it is not to be had; no hub has a path."""
 
 import shutil
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -8,16 +9,17 @@ import pytest
 from huggingface_hub import snapshot_download
 
 from lockstep.machine.progress import Progress
-from pipeline import sources
 from pipeline.net import limits
 from pipeline.net.transfers import hub_files, store
 from pipeline.runfile import Network
 from pipeline.runfile.data import DataHub, DataPreprocessed, DataText, Limit, ShuffleDontShuffle
 from pipeline.sources.text import tokenizing
+from pipeline.sources.token_files.remote_files import REPO_ID, list_dataset
 from pipeline.weights import hub_model
 from tests import tiny
+from tests.errors import refused
 from tests.pipeline.sources import corpora
-from tests.pipeline.sources.options import options, refusal
+from tests.pipeline.sources.options import fetch_into, options, refusal
 from tests.servers import hub as hub_server
 from tests.servers.hub import REPO, Repo
 
@@ -119,25 +121,21 @@ def test_a_dataset_in_the_clients_cache_gives_what_the_hub_gives(tmp_path, hub, 
     }
     if how == "offline":
         locations["rows"] = DataPreprocessed(source="ours/data")
-    fetch_all(locations, tmp_path / "from the hub")
+    expected = shards_of(locations, tmp_path / "hub")
     snapshot_download("ours/data", repo_type="dataset")
     asked = len(hub.seen)
     lost(monkeypatch, how)
-    fetch_all(locations, tmp_path / "from the cache")
+    assert shards_of(locations, tmp_path / "none") == expected
     assert len(hub.seen) == asked
-    one, other = (tiny.contents(tmp_path / f"from the {place}") for place in ("hub", "cache"))
-    assert one.keys() == other.keys() and one == other
 
 
-def fetch_all(locations: dict, folder: Path) -> None:
+def shards_of(locations: dict, folder: Path) -> dict[str, bytes]:
+    """What is made of each location, and of the text within a limit."""
     for name, location in locations.items():
-        (out := folder / name).mkdir(parents=True)
-        how = options(folder.parent / f"{folder.name} store")
-        (limited := folder / f"{name} limited").mkdir()
-        sources.fetch(location, out, how)
-        if name == "text":
-            limit = Limit(tokens=500)
-            sources.fetch(location, limited, options(folder.parent / f"{folder.name} two", limit))
+        fetch_into(folder / "all" / name, location)
+    fetch_into(folder / "limited" / "text", locations["text"], Limit(tokens=500))
+    files = tiny.contents(folder)
+    return {name: content for name, content in files.items() if "/store/" not in name}
 
 
 def test_what_the_cache_lacks_or_has_damaged_is_one_line_with_its_name(tmp_path, hub, monkeypatch):
@@ -154,3 +152,15 @@ def test_what_the_cache_lacks_or_has_damaged_is_one_line_with_its_name(tmp_path,
         with Progress("fetch", total=1, unit="byte") as bar:
             said = refusal(store.fetch, [transfer], tmp_path / "store", NETWORK, bar)
         assert f"{name}: HF_HUB_OFFLINE is set, expected it in the store" in said
+
+
+@pytest.mark.parametrize("name", ["/nothere", "./nothere", "../nothere", "~/nothere"])
+def test_a_name_that_can_only_be_a_path_is_asked_for_on_no_hub(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # were a hub asked, the error would name this
+    monkeypatch.chdir(tmp_path)
+    rest = (None, tmp_path / "store", ("*",), "a folder", NETWORK, partial(Progress, "new"))
+    with refused(name, "no such folder"):
+        hub_files.download(f"Hub: {name}", name, *rest)
+    with refused(name, "no such folder"):
+        list_dataset(name, None, f"Hub: {name}", NETWORK)
+    assert not REPO_ID.fullmatch(name)
