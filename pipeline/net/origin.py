@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from .errors import NetError, brief
 
@@ -19,13 +19,7 @@ Checksum = Annotated[str, Field(pattern=r"^(sha256|git-sha1|md5|crc32c):[0-9a-f]
 AnyRecord = TypeVar("AnyRecord", bound=BaseModel)
 
 
-class NetTable(BaseModel):
-    """A table of origins that is written down: strict, frozen and closed to unknown keys."""
-
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
-
-
-class Origin(NetTable):
+class Origin(BaseModel, strict=True, frozen=True, extra="forbid"):
     """The origin of a file: one version of it, and where its bytes come from."""
 
     url: str  #: Address; a path is a file of this machine.

@@ -11,16 +11,9 @@ from lockstep.methods.dense import OptimizerDummy
 from pipeline import sources
 from pipeline.net import remote
 from pipeline.net.origin import Origin
-from pipeline.runfile import Run
+from pipeline.runfile import Network, Run
 from pipeline.runfile.data import HashedText
-from pipeline.sources.provider import (
-    HELD_OUT,
-    TRAIN,
-    FetchOptions,
-    Survey,
-    fetch_options,
-    opened_options,
-)
+from pipeline.sources.provider import HELD_OUT, TRAIN, Survey, opened_options
 from pipeline.stage import pins
 from pipeline.stage.artifacts import Paths
 
@@ -101,8 +94,7 @@ def lines(run: Run, paths: Paths, preview: DataPreview | None = None) -> Iterato
     yield f"download: {survey.read}"
     yield from _table(run, survey, preview.amount)
     if survey.first is not None and not run.download.stream:
-        total, options = sum(file.size for file in survey.files), fetch_options(run, paths)
-        yield _time(total, survey.first, options)
+        yield _time(sum(file.size for file in survey.files), survey.first, run.runtime)
     if preview.pin:
         yield f"  pin        {preview.pin}"
     for warning in survey.warnings:
@@ -128,11 +120,11 @@ def _amount(run: Run, survey: Survey) -> Sufficiency:
     return amount._replace(least=count, most=count)
 
 
-def _time(total: int, first: Origin, options: FetchOptions) -> str:
+def _time(total: int, first: Origin, network: Network) -> str:
     """Return the dry run's line on how long the fetch takes, by the speed of a first piece."""
     began = time.perf_counter()
     try:
-        pieces = remote.read(first, 0, min(-(-first.size // 10), TIMED_BYTES), options.network)
+        pieces = remote.read(first, 0, min(-(-first.size // 10), TIMED_BYTES), network)
         received = sum(map(len, pieces))
     except LockstepError as error:
         return f"  time       not known: {error}"

@@ -62,18 +62,6 @@ class FetchOptions:
     dataset: Dataset | None = None
 
 
-def fetch_options(run: Run, paths: Paths) -> FetchOptions:
-    """Return how the run wants its data."""
-    return FetchOptions(
-        store=paths.store,
-        limit=run.download.limit,
-        stream=run.download.stream,
-        network=run.runtime,
-        progress=partial(Progress, "download"),
-        measured=run.held_out.sequences > 0,
-    )
-
-
 class OffersDataset(Protocol):
     """Data that code of the user's gives."""
 
@@ -87,7 +75,14 @@ DATASETS = Joint[OffersDataset]("dataset")
 @contextmanager
 def opened_options(run: Run, paths: Paths) -> Iterator[FetchOptions]:
     """Yield how the run wants its data, and how to ask code of the user's that gives it."""
-    options = fetch_options(run, paths)
+    options = FetchOptions(
+        store=paths.store,
+        limit=run.download.limit,
+        stream=run.download.stream,
+        network=run.runtime,
+        progress=partial(Progress, "download"),
+        measured=run.held_out.sequences > 0,
+    )
     with ExitStack() as stack:
         for part in DATASETS:
             options = replace(options, dataset=stack.enter_context(part.opened(run)))

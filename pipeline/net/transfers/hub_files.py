@@ -22,7 +22,7 @@ from pydantic import BaseModel, Field, RootModel
 from .. import remote, web
 from ..errors import BadRequestError, NetError, check_name, is_path, message
 from ..limits import Bar, NetSettings, UnreachableError
-from ..origin import NetTable, Origin, hash_file, validate
+from ..origin import Origin, hash_file, validate
 from ..web import Request, offline
 from . import store
 
@@ -57,7 +57,7 @@ class TreePage(RootModel[list[TreeEntry]]):
     """A page of the listing of a repository on the hub."""
 
 
-class Repository(NetTable):
+class Repository(BaseModel, strict=True, frozen=True, extra="forbid"):
     """The files of a repository at one commit, by their names."""
 
     commit: str

@@ -26,7 +26,7 @@ from lockstep.errors import LockstepError, brief, expecting, hide
 from lockstep.tables.table import AsTuple, Table
 from lockstep.tables.validation import validate
 from pipeline.net import remote
-from pipeline.net.transfers import hub_files, store
+from pipeline.net.transfers import store
 from pipeline.runfile import Network
 from pipeline.runfile.data import ShuffleDontShuffle, TextSource
 from pipeline.sources.provider import FetchOptions
@@ -104,11 +104,7 @@ def _ask(source: TextSource, where: str, network: Network) -> Listing:
 
 
 def _on_hub(source: TextSource, name: str, where: str, network: Network) -> Listing:
-    commit, files = list_dataset(name, source.revision, where, network)
-    if source.revision != commit:
-        advice = hub_files.pin_advice(where, commit, "revision")
-        log.warning(f"download: warning: {advice}")
-    says = {"repo_id": name, "commit": commit}
+    says, files = list_dataset(name, source.revision, where, network, key="revision")
     if source.subset is not None:
         says |= {"subset": source.subset, "split": source.split}
         files = _of_subset(source, files, where, network)

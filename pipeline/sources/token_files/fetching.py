@@ -34,7 +34,7 @@ from pipeline.sources.token_files.listing import (
     Listing,
     LocationFile,
     choose,
-    is_by_default,
+    holds_out_by_default,
     remembered,
     survey_files,
 )
@@ -99,7 +99,7 @@ def fetch(listing: Listing, folder: Path, options: FetchOptions) -> Fetched:
             "sha256": listing_sha256(versions),
         },
         parts=listing.parts,
-        held_out_by_default=is_by_default(listing, options.limit),
+        held_out_by_default=holds_out_by_default(listing, options.limit),
         unproven=tuple(
             file.sha256
             for file, origin in zip(files, (pick.file.origin for pick in chosen), strict=True)

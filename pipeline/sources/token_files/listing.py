@@ -14,7 +14,6 @@ HELD_OUT_TOKENS of the held-out split are fetched.
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Annotated, NamedTuple
 
@@ -101,7 +100,7 @@ def remembered(location: Data, options: FetchOptions, ask: Callable[[], Listing]
     return listing.model_copy(update=own)
 
 
-def held_by(files: Iterable[LocationFile]) -> dict[str, tuple[LocationFile, ...]]:
+def listing_fields(files: Iterable[LocationFile]) -> dict[str, tuple[LocationFile, ...]]:
     """Return the fields of a listing that these files of a location fill."""
     files = tuple(files)
     tokens = token_files(files)
@@ -170,11 +169,10 @@ def survey_files(listing: Listing, options: FetchOptions) -> Survey:
         SurveyedFile(pick.file.name, pick.split, pick.tokens * listing.size, pick.tokens)
         for pick in chosen
     )
-    unlimited, _ = choose(listing, replace(options, limit=None))
-    train_files = sum(pick.split == TRAIN for pick in unlimited)
-    by_default = is_by_default(listing, options.limit)
+    train, _, _ = split_files(listing, options)
+    by_default = holds_out_by_default(listing, options.limit)
     first = first_far(pick.file for pick in chosen)
-    return Survey(listing.read, files, train_files, warnings, by_default, first=first)
+    return Survey(listing.read, files, len(train), warnings, by_default, first=first)
 
 
 def first_far(files: Iterable[LocationFile]) -> Origin | None:
@@ -191,7 +189,7 @@ def choose(listing: Listing, options: FetchOptions) -> tuple[list[ChosenFile], t
     if not listing.files:
         raise LockstepError(f"{listing.read}: found no file that ends in {', '.join(EXTENSIONS)}")
     limit = options.limit
-    train, held_out, warnings = sides(listing, options)
+    train, held_out, warnings = split_files(listing, options)
     candidates = [
         ChosenFile(file, TRAIN, count_tokens(file.origin.size, listing.size, file.label))
         for file in train
@@ -210,7 +208,7 @@ def choose(listing: Listing, options: FetchOptions) -> tuple[list[ChosenFile], t
     return chosen, warnings
 
 
-def sides(
+def split_files(
     listing: Listing, options: FetchOptions, *, unnamed: bool = True
 ) -> tuple[list[LocationFile], list[LocationFile], tuple[str, ...]]:
     """Return the train files and the held-out files of a listing, and warnings.
@@ -244,7 +242,7 @@ def sides(
     return train, held_out, tuple(warnings)
 
 
-def is_by_default(listing: Listing, limit: Limit | None) -> bool:
+def holds_out_by_default(listing: Listing, limit: Limit | None) -> bool:
     """Return whether files are held out that a run without held-out loss trains on.
 
     A limit says what a run trains on: then there are none.

@@ -16,7 +16,7 @@ from pipeline.sources.token_files.listing import (
     EXTENSIONS,
     Listing,
     check_local,
-    held_by,
+    listing_fields,
     local_file,
     token_files,
 )
@@ -55,7 +55,7 @@ def listing(location: DataLocal, network: Network) -> Listing:
         read=location.path,
         token_size_in_bytes=location.token_size_in_bytes,
         shuffle=location.shuffle,
-        **held_by(files),
+        **listing_fields(files),
         says_held_out=(root / HELD_OUT).is_dir(),
     )
     if not result.files and (below := _below(root)):

@@ -45,11 +45,11 @@ from pipeline.sources.token_files.listing import (
     Listing,
     LocationFile,
     check_local,
-    is_by_default,
+    holds_out_by_default,
     local_file,
     max_tokens,
     remembered,
-    sides,
+    split_files,
     tokenizer_files,
 )
 from pipeline.sources.token_files.remote_files import REPO_ID, list_dataset
@@ -86,7 +86,7 @@ def survey(location: DataPreprocessed, options: FetchOptions) -> Survey:
                 left -= tokens
             if tokens != 0:
                 files.append(SurveyedFile(file.name, split, file.origin.size, tokens))
-    by_default = is_by_default(listing, options.limit)
+    by_default = holds_out_by_default(listing, options.limit)
     return Survey(listing.read, tuple(files), train_files, tuple(warnings), by_default)
 
 
@@ -143,7 +143,7 @@ def fetch(location: DataPreprocessed, folder: Path, options: FetchOptions) -> Fe
             "sha256": listing_sha256(pair for names in read.values() for pair in names.items()),
         },
         columns=shards.first.kinds,
-        held_out_by_default=is_by_default(listing, options.limit),
+        held_out_by_default=holds_out_by_default(listing, options.limit),
         warnings=tuple(warnings),
     )
 
@@ -208,7 +208,7 @@ def _choose(
     listing = _list(location, options)
     if not listing.files:
         raise LockstepError(f"{listing.read}: found no file that ends in .parquet")
-    train, held_out, warnings = sides(listing, options, unnamed=False)
+    train, held_out, warnings = split_files(listing, options, unnamed=False)
     first = train[: options.limit.files if options.limit else None]
     return listing, {TRAIN: first, HELD_OUT: held_out}, len(train), [*warnings]
 
@@ -231,8 +231,8 @@ def _list(location: DataPreprocessed, options: FetchOptions) -> Listing:
         )
 
     def ask() -> Listing:
-        commit, files = list_dataset(repo_id, None, f"{where}: {repo_id}", options.network)
-        return _listing(f"{repo_id} on the hub", files, {"repo_id": repo_id, "commit": commit})
+        says, files = list_dataset(repo_id, None, f"{where}: {repo_id}", options.network)
+        return _listing(f"{repo_id} on the hub", files, says)
 
     return remembered(location, options, ask)
 

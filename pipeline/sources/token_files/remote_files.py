@@ -49,7 +49,7 @@ from pipeline.runfile.data import (
     LocationSingleUrl,
 )
 from pipeline.sources.token_files.fetching import provider
-from pipeline.sources.token_files.listing import Listing, LocationFile, held_by
+from pipeline.sources.token_files.listing import Listing, LocationFile, listing_fields
 from pipeline.tokens.shards import Part
 
 log = logging.getLogger(__name__)
@@ -92,15 +92,12 @@ def listing(location: Elsewhere, network: Network) -> Listing:
             fields = {"files": files_at(urls, network)}
         case DataHttp(location=LocationGcp(bucket_name=bucket, filter_directory=folder)):
             read = f"gs://{bucket}/{folder}".rstrip("/")
-            fields = held_by(list_bucket(bucket, folder, network))
+            fields = listing_fields(list_bucket(bucket, folder, network))
         case DataHub(repo_id=name, revision=revision, patterns=patterns):
-            commit, files = list_dataset(name, revision, f"{where}: {name}", network)
-            if revision != commit:
-                advice = hub_files.pin_advice(f"{where}: {name}", commit, "revision")
-                log.warning(f"download: warning: {advice}")
+            says, files = list_dataset(name, revision, f"{where}: {name}", network, key="revision")
             matching = [file for file in files if any(fnmatch(file.name, p) for p in patterns)]
-            read, fields = f"{name} on the hub", held_by(files) | {"files": tuple(matching)}
-            fields["says"] = {"repo_id": name, "commit": commit}
+            read, fields = f"{name} on the hub", listing_fields(files)
+            fields |= {"files": tuple(matching), "says": says}
         case DataUrl(url=url):
             read, (scheme, separator, _) = hide(url), url.partition("://")
             if not separator or scheme in INSTEAD:
@@ -108,7 +105,7 @@ def listing(location: Elsewhere, network: Network) -> Listing:
                     f"{where}: found {read}, expected data_location.{INSTEAD.get(scheme, 'Local')} "
                     "for it; Url is for s3:// and the like"
                 )
-            fields = held_by(list_files(url, scheme, network))
+            fields = listing_fields(list_files(url, scheme, network))
     return Listing(
         read=read,
         token_size_in_bytes=location.token_size_in_bytes,
@@ -146,12 +143,19 @@ def list_bucket(bucket: str, folder: str, network: Network) -> tuple[LocationFil
 
 
 def list_dataset(
-    repo_id: str, revision: str | None, where: str, network: Network
-) -> tuple[str, tuple[LocationFile, ...]]:
-    """Return a dataset's commit and its files at that commit, by name."""
+    repo_id: str, revision: str | None, where: str, network: Network, key: str | None = None
+) -> tuple[dict[str, str], tuple[LocationFile, ...]]:
+    """Return a dataset's name and commit, as shards.json has them, and its files by name.
+
+    `key` is the run file's for the revision, if it has one: a revision that may move is warned of.
+    """
     listed = hub_files.list_repo(f"datasets/{repo_id}", revision, where, network)
+    if key is not None and revision != listed.commit:
+        advice = hub_files.pin_advice(where, listed.commit, key)
+        log.warning(f"download: warning: {advice}")
     files = [LocationFile(name=name, origin=origin) for name, origin in listed.files.items()]
-    return listed.commit, tuple(sorted(files, key=lambda file: file.name))
+    says = {"repo_id": repo_id, "commit": listed.commit}
+    return says, tuple(sorted(files, key=lambda file: file.name))
 
 
 def list_files(url: str, scheme: str, network: Network) -> Iterator[LocationFile]:
