@@ -1,6 +1,6 @@
 """What a workload says for a new run file: its model, the rows of its data, and what suits it."""
 
-from contextlib import closing, nullcontext
+from contextlib import closing
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -63,7 +63,7 @@ def ask(run: runfile.Run) -> WorkloadSummary:
         for split, arrays in own.items():
             if arrays:
                 where = f'{worker.name}: dataset("{split}")'
-                examples = examples_of(where, partial(nullcontext, arrays))
+                examples = examples_of(where, partial(dict, arrays))
                 counts[split], words = examples.count, examples.rows.words
     return WorkloadSummary(
         model={"workload": description.model_dump(mode="json"), "rows": NO_ROWS},

@@ -103,7 +103,7 @@ class Worker:
     def environment(self) -> dict[str, str]:
         """The settings of the worker's process that can change the bits of a result."""
         environment = self.ask(lambda session: session.process.hello.environment)
-        settings = {f"worker_{name}": str(value) for name, value in environment.items()}
+        settings = {f"worker_{name}": value for name, value in environment.items()}
         return settings | {"worker_threads": str(self.run.peers.threads)}  # which the run sets
 
     @property
@@ -159,8 +159,7 @@ class Worker:
         """
 
         def ask(session: WorkerSession) -> tuple[float, Tree]:
-            request = _put(session, params, rows_NW)
-            request |= {"seed": seed}
+            request = _put(session, params, rows_NW) | {"seed": seed}
             loss = session.process.result("loss", "gradient", request).loss
             loss = math.nan if loss is None else loss
             return loss, session.description.tree(session.arrays.gradients)
@@ -213,11 +212,9 @@ class Worker:
 
     def dataset(self) -> dict[str, dict[str, np.ndarray]]:
         """Return the data of the worker's workload: arrays [N, ...] by split and name."""
-
-        def ask(session: WorkerSession) -> dict[str, dict[str, np.ndarray]]:
-            return {split: self._arrays_of(session, split) for split in ("train", "held_out")}
-
-        return self.ask(ask)
+        return self.ask(
+            lambda session: {s: self._arrays_of(session, s) for s in ("train", "held_out")}
+        )
 
     def statistics(self, params: Tree) -> dict[str, np.ndarray]:
         """Return the workload's statistics of batch norms at these params, by name; {} without."""
@@ -330,11 +327,12 @@ class Worker:
         try:
             self._check_able(process)
             device = process.result("runtime_device", "capability_probe", {}).runtime_device
-            settings = {"state_dict_filter": self.patterns, "seed": workload_of(self.run).seed}
+            asked = {"state_dict_filter": self.patterns, "seed": workload_of(self.run).seed}
             arrays, shares = None, GRADIENT in process.hello.capabilities
-            description = (
-                self._described(process) if shares else self._planned(process, device, settings)
-            )
+            if shares:
+                description = self._described(process, asked)
+            else:
+                description = self._planned(process, device, asked)
             self._check_imports(process)
             if shares:
                 arrays = SharedArrays(folder, description.parameters)
@@ -342,7 +340,7 @@ class Worker:
         except BaseException:
             process.close()
             raise
-        return WorkerSession(process, description, device, arrays, settings)
+        return WorkerSession(process, description, device, arrays, asked)
 
     def _count_statistics(
         self, session: WorkerSession, params: Tree, *, again: bool = False
@@ -369,16 +367,14 @@ class Worker:
             text = f"{needed} among them with workload.inner = {workload_of(self.run).inner}"
             raise self._error("hello", f"capabilities {', '.join(sorted(capabilities))}", text)
 
-    def _described(self, process: WorkerProcess) -> Description:
+    def _described(self, process: WorkerProcess, asked: dict[str, Any]) -> Description:
         """Return our own worker's description of its model."""
         request = {
             "rows": self.rows | self._place(),
             "micro_batch": self.run.peers.micro_batch,
             "threads": self.run.peers.threads,
-            "state_dict_filter": self.patterns,
-            "seed": workload_of(self.run).seed,
         }
-        answer = process.call("begin", request)
+        answer = process.call("begin", request | asked)
         answer.pop("parameter_count", None)  # of the tensors
         description = self._checked(answer, "begin")
         self._check_patterns(description)

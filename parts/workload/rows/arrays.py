@@ -8,8 +8,6 @@ each has all arrays, of some of the examples.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -22,7 +20,6 @@ from lockstep.tables.variant import variant_name
 from lockstep.transcript.tensorfile import TensorFile
 from parts.workload.rows.writing import (
     Examples,
-    Sliced,
     counts_of,
     examples_of,
     most_rows,
@@ -95,25 +92,26 @@ def fetch(location: AnyArrays, folder: Path, options: FetchOptions) -> Fetched:
         file changes meanwhile, or a split has no row.
     """
     data = _find(location, options)
+    rows, percent = same_rows(data.splits, data.where), location.held_out_percent
     with unchanged(data.files.values()):
-        written = write_arrays(folder, data.splits, data.where, location.held_out_percent, options)
-        contents = _contents(data)
+        shards = write_arrays(folder, data.splits, data.where, percent, options)
+        files, contents = shards.finish(), _contents(data)
     if not data.files:
-        row = hashlib.sha256(written.rows.model_dump_json().encode()).hexdigest()
-        contents = [("rows", row), *((file.path, file.sha256) for file in written.files)]
+        row = hashlib.sha256(rows.model_dump_json().encode()).hexdigest()
+        contents = [("rows", row), *((file.path, file.sha256) for file in files)]
     return Fetched(
-        files=written.files,
+        files=files,
         token_size_in_bytes=WORD,
         vocab_size=None,
         shuffle=location.shuffle,
-        rows=written.rows,
+        rows=rows,
         source={
             "read": data.read,
             **({"files": list(data.files)} if data.files else {}),
-            "rows": written.counts,
+            "rows": dict(shards.rows),
             "sha256": listing_sha256(contents),
         },
-        warnings=warnings_of(written.counts, data.where, options),
+        warnings=warnings_of(shards.rows, data.where, options),
     )
 
 
@@ -133,7 +131,7 @@ def _find(location: AnyArrays, options: FetchOptions) -> ArrayData:
         )
     arrays = options.dataset()
     splits = {
-        split: [examples_of(f'{where}: dataset("{split}")', partial(nullcontext, arrays[split]))]
+        split: [examples_of(f'{where}: dataset("{split}")', partial(dict, arrays[split]))]
         for split in (TRAIN, HELD_OUT)
         if arrays.get(split)
     }
@@ -188,7 +186,7 @@ def _read_folder(root: Path) -> tuple[list[Path], list[Examples]]:
     if len(kinds) > 1:
         raise LockstepError(f"{root}: found {' and '.join(kinds)} files, expected one kind")
     if kinds == [".npy"]:
-        return paths, [examples_of(str(root), partial(_open_npy, paths))]
+        return paths, [examples_of(str(root), partial(_mapped_npy, paths))]
     return paths, [_read_file(path) for path in paths]
 
 
@@ -199,13 +197,12 @@ def _read_file(path: Path) -> Examples:
         unpacked = ", which `unzip` makes a folder of .npy files" * (path.suffix == ".npz")
         raise LockstepError(f"{path}: expected a file that ends in {' or '.join(KINDS)}{unpacked}")
     if path.suffix == ".npy":
-        return examples_of(str(path), partial(_open_npy, [path]))
-    return examples_of(str(path), partial(_open_safetensors, path))
+        return examples_of(str(path), partial(_mapped_npy, [path]))
+    return examples_of(str(path), lambda: dict(TensorFile(path)))  # maps each array once
 
 
-@contextmanager
-def _open_npy(paths: list[Path]) -> Iterator[Mapping[str, Sliced]]:
-    yield {path.stem: _mapped(path) for path in paths}
+def _mapped_npy(paths: list[Path]) -> dict[str, np.ndarray]:
+    return {path.stem: _mapped(path) for path in paths}
 
 
 def _mapped(path: Path) -> np.ndarray:
@@ -218,11 +215,6 @@ def _mapped(path: Path) -> np.ndarray:
             f"{path}: found {after} bytes after its header, expected {array.nbytes} as it says"
         )
     return array
-
-
-@contextmanager
-def _open_safetensors(path: Path) -> Iterator[Mapping[str, Sliced]]:
-    yield dict(TensorFile(path))  # mapped, each array once
 
 
 PROVIDER = Provider(survey, fetch, source_sha256)

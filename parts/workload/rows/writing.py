@@ -11,9 +11,8 @@ Shapes: N rows or examples, n some of them, W words of 4 bytes in a row.
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
@@ -74,17 +73,7 @@ class RowShards:
 # ---- Arrays of examples ----
 
 
-class Sliced(Protocol):
-    """An array whose rows are slices of its first axis: NumPy's, or one of a file."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype
-
-    def __getitem__(self, examples: slice) -> Any:
-        """Return the values of these examples' rows."""
-
-
-OpenArrays = Callable[[], AbstractContextManager[Mapping[str, Sliced]]]
+ArraysByName = Callable[[], Mapping[str, np.ndarray]]  # mapped anew, so that few are at a time
 
 
 class Examples(NamedTuple):
@@ -93,26 +82,18 @@ class Examples(NamedTuple):
     name: str
     rows: ArrayRows
     count: int
-    opened: OpenArrays
+    arrays: ArraysByName
 
 
-class WrittenArrays(NamedTuple):
-    """Shards of arrays: their files, what a row is, and how many rows of each split there are."""
-
-    files: tuple[ShardFile, ...]
-    rows: ArrayRows
-    counts: dict[Split, int]
-
-
-def examples_of(name: str, opened: OpenArrays) -> Examples:
+def examples_of(name: str, arrays: ArraysByName) -> Examples:
     """Describe examples by what their arrays say of themselves; no values are read.
 
     Raises:
       LockstepError: no array is there, their lengths differ, or an array has a name or a
         dtype that rows cannot have.
     """
-    with opened() as arrays:
-        specs = {key: _check_array(key, arrays[key], name) for key in sorted(arrays)}
+    found = arrays()
+    specs = {key: _check_array(key, found[key], name) for key in sorted(found)}
     if not specs:
         raise LockstepError(f"{name}: found no arrays, expected some")
     (first, (count, _)), *others = specs.items()
@@ -122,17 +103,17 @@ def examples_of(name: str, opened: OpenArrays) -> Examples:
                 f"{name}: array {key} has {other} rows, expected {count} as {first} has"
             )
     listed = tuple(spec for _, spec in specs.values())
-    return Examples(name, validate(ArrayRows, {"arrays": listed}, name), count, opened)
+    return Examples(name, validate(ArrayRows, {"arrays": listed}, name), count, arrays)
 
 
-def _check_array(name: str, array: Sliced, where: str) -> tuple[int, dict[str, Any]]:
+def _check_array(name: str, array: np.ndarray, where: str) -> tuple[int, dict[str, Any]]:
     """Return how many examples' rows an array has, and what it is in a row."""
     if not re.fullmatch(ARRAY_NAME, name):
         raise LockstepError(
             f"{where}: lists an array named {brief(repr(name))}, expected at most 64 of the "
             "letters A to z, digits, _, - and ."
         )
-    dtype, (count, *shape) = np.dtype(array.dtype), array.shape or (None,)
+    dtype, (count, *shape) = array.dtype, array.shape or (None,)
     if dtype.name not in DTYPES:
         kind = "Python objects" if dtype.hasobject else dtype
         raise LockstepError(
@@ -174,20 +155,20 @@ def write_arrays(
     where: str,
     held_out_percent: float | None,
     options: FetchOptions,
-) -> WrittenArrays:
-    """Write examples as shards to an empty folder.
+) -> RowShards:
+    """Write examples of the same rows as shards to an empty folder.
 
     `held_out_percent` is the share of the train examples to hold out, where no others are given for
     that; `where` is the data location, for errors.
 
     Raises:
-      LockstepError: a split has no row, rows differ, or a value is no finite number.
+      LockstepError: a split has no row, or a value is no finite number.
     """
-    rows = same_rows(splits, where)
+    words = splits[TRAIN][0].rows.words
     counts = {split: sum(group.count for group in groups) for split, groups in splits.items()}
     counts_of(counts, held_out_percent, where)
-    shards = RowShards(folder, rows.words, most_rows(options.limit, rows.words, where))
-    total = sum(counts.values()) * WORD * rows.words
+    shards = RowShards(folder, words, most_rows(options.limit, words, where))
+    total = sum(counts.values()) * WORD * words
     with options.progress(total=total, unit="byte") as bar:
         for split, groups in splits.items():
             number, wanted = 0, (split,) if held_out_percent is None else (TRAIN, HELD_OUT)
@@ -203,22 +184,20 @@ def write_arrays(
                 if shards.is_full(wanted):
                     break
         bar.advance(bar.total - bar.done)
-    return WrittenArrays(shards.finish(), rows, dict(shards.rows))
+    return shards
 
 
 def _read(groups: Sequence[Examples]) -> Iterator[np.ndarray]:
     """Yield the rows to write of groups of examples, a few at a time: uint32 [n, W]."""
     for group in groups:
-        with group.opened() as arrays:
-            size = max(1, CHUNK_WORDS // group.rows.words)
-            for start in range(0, group.count, size):
-                stop = min(start + size, group.count)
-                slices = {}
-                for array in group.rows.arrays:
-                    values = np.asarray(arrays[array.name][start:stop])
-                    _check_values(values, f"{group.name}: array {array.name}", start)
-                    slices[array.name] = values
-                yield encode(group.rows, slices)
+        arrays, size = group.arrays(), max(1, CHUNK_WORDS // group.rows.words)
+        for start in range(0, group.count, size):
+            slices = {}
+            for array in group.rows.arrays:
+                values = np.asarray(arrays[array.name][start : start + size])
+                _check_values(values, f"{group.name}: array {array.name}", start)
+                slices[array.name] = values
+            yield encode(group.rows, slices)
 
 
 def _check_values(values: np.ndarray, where: str, first: int) -> None:

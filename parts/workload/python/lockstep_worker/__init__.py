@@ -2,28 +2,29 @@
 
     from lockstep_worker import TorchWorkload
 
-A base class is imported with its framework when it is first named. Nothing here imports `pipeline`
+The base class is imported with torch when it is first named. Nothing here imports `pipeline`
 or, unless a base class is made for it, JAX. Other parts of Lockstep bring modules of this package,
 in folders of this name on the same path.
 """
 
-import importlib
 import importlib.util
 import pkgutil
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
 __path__ = pkgutil.extend_path(__path__, __name__)
-_HOMES = {"TorchWorkload": "torch_workload"}
 
 
 def brought(name: str) -> ModuleType | None:
     """Import a module that another part brings; None where that part is not here."""
     full = f"{__name__}.{name}"
-    return importlib.import_module(full) if importlib.util.find_spec(full) else None
+    return import_module(full) if importlib.util.find_spec(full) else None
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name != "TorchWorkload":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+    from .torch_workload import TorchWorkload
+
+    return TorchWorkload
