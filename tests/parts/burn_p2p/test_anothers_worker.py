@@ -11,8 +11,8 @@ from parts.workload import inner_steps
 from parts.workload.process.worker_process import WorkerError
 from parts.workload.worker import Worker
 from tests import tiny
+from tests.parts.workload.finished_run import verdict_of
 from tests.parts.workload.test_strange_workloads import ROWS, inner, job, run_of, start
-from tests.parts.workload.test_training import verdict_of
 
 pytestmark = pytest.mark.usefixtures("source", "quick_workers")
 SERVED = {

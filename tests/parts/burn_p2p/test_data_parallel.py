@@ -7,48 +7,36 @@ import numpy as np
 import pytest
 
 from parts.workload import inner_steps
-from parts.workload.worker import Worker
 from tests import tiny
-from tests.parts.workload.worker_host import PYTHON
+from tests.parts.workload.test_strange_workloads import inner
 
-ROWS = {"kind": "tokens", "columns": ["inputs"], "length": 16}
 TORCHRUN = ["--standalone", "--nproc-per-node=2", "-m", "lockstep_worker.data_parallel"]
-
-
-def worker(**workload) -> Worker:
-    inner = {"DiLoCo": {**tiny.DILOCO["DiLoCo"], "inner": "Workload"}}
-    given = {
-        "workload__factory": "torch_language_model:GRU",
-        "workload__config": {"vocab_size": tiny.VOCABULARY, "hidden_size": 8, "dropout": 0.0},
-        "model__LLM__architecture": "HfAuto",
-        "model__LLM__checkpoint": "Ephemeral",
-        "model__LLM__optimizer": inner,
-        "runtime__worker_python": sys.executable,
-    }
-    return Worker(tiny.parsed(**given | workload), ROWS)
+GRU = {
+    "workload__factory": "torch_language_model:GRU",
+    "workload__config": {"vocab_size": tiny.VOCABULARY, "hidden_size": 8, "dropout": 0.0},
+    "runtime__worker_python": sys.executable,
+}
 
 
 @pytest.mark.parametrize("own", ["inner_step", "run_inner_loop"])
-def test_a_class_with_steps_of_its_own_is_refused(monkeypatch, own):
-    for place in PYTHON:
-        monkeypatch.syspath_prepend(str(place))
-    from lockstep_worker import TorchWorkload, data_parallel
-
-    usual = {"inner_optimizer": lambda self, model: None}
-    data_parallel.check(type("Mine", (TorchWorkload,), usual)({}))
-    mine = type("Mine", (TorchWorkload,), {**usual, own: lambda self, *_: 0.0})
+def test_a_class_with_steps_of_its_own_is_refused(module, own):
+    data_parallel = module("lockstep_worker.data_parallel")
+    base, usual = (data_parallel.TorchWorkload,), {"inner_optimizer": lambda self, model: None}
+    data_parallel.check(type("Mine", base, usual)({}))
+    mine = type("Mine", base, {**usual, own: lambda self, *_: 0.0})
     with pytest.raises(SystemExit, match=f"Mine has its own {own}, expected the usual"):
         data_parallel.check(mine({}))
 
 
 @pytest.mark.long
-def test_torchrun_takes_the_steps_of_the_worker():
+def test_torchrun_takes_the_steps_of_the_worker(tmp_path, python):
     draw = np.random.default_rng(0)
     lots = [
         draw.integers(tiny.VOCABULARY, size=(count, 16), dtype=np.int32) for count in (5, 1)
     ]  # shares of 2 and 3 rows, and of none and 1
-    one = worker(workload__inner="worker")
-    several = worker(workload__inner="command", workload__command=["torchrun", *TORCHRUN])
+    one = inner(tmp_path, **GRU | {"runtime__worker_python": python})
+    by_command = {"workload__inner": "command", "workload__command": ["torchrun", *TORCHRUN]}
+    several = inner(tmp_path, **GRU, **by_command)
     with closing(one), closing(several):
         params = one.init()
         first = inner_steps.Job(params, lots, [0.1, 0.05], inner_steps.NO_STATE, "first", seed=1)

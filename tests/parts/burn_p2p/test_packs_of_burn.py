@@ -4,7 +4,6 @@ Golden values are what burn_p2p's own worker wrote of the same module, under tor
 """
 
 import hashlib
-import importlib
 import json
 import struct
 from pathlib import Path
@@ -15,7 +14,6 @@ import pytest
 import torch
 
 from parts.burn_p2p.python.lockstep_worker import pack_files
-from tests.parts.workload.worker_host import PYTHON
 
 FORMAT = "burn-p2p-python-flattened-parameter-pack-v1"
 FIELDS = {  # of its manifest, with their types; it ignores all others
@@ -81,19 +79,16 @@ class Small(torch.nn.Module):
             tensor.copy_(values.reshape(tensor.shape))
 
 
-@pytest.fixture
-def packs(monkeypatch):
-    for place in PYTHON:
-        monkeypatch.syspath_prepend(str(place))
-    return importlib.import_module("lockstep_worker.packs")
-
-
 def test_the_hash_of_a_layout_is_that_of_burn_p2ps_worker(packs):
     assert packs.layout_hash(packs.layout_of(Small(), None).tensors) == LAYOUT
     without = packs.layout_of(Small(), {"exclude_globs": ["norm.running_*"]})
     assert packs.layout_hash(without.tensors) == WITHOUT_STATISTICS
     two = {"modules": {"b": torch.nn.Linear(2, 1), "a": torch.nn.Linear(1, 2)}}
     assert packs.layout_hash(packs.layout_of(two, None).tensors) == TWO_MODULES
+    with pytest.raises(ValueError, match="names without a dot"):
+        packs.layout_of({"modules": {"a.b": Small()}}, None)
+    with pytest.raises(TypeError, match="a state of type int"):
+        packs.layout_of(3, None)
 
 
 def test_what_our_worker_writes_burn_p2p_reads_value_by_value(packs, tmp_path):

@@ -1,7 +1,6 @@
 """Packs, files and the state of an optimizer: what a torch model leaves and takes."""
 
 import hashlib
-import importlib
 import json
 from pathlib import Path
 
@@ -10,24 +9,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.parts.workload.worker_host import PYTHON, Host, WorkerError
+from tests.errors import refused
+from tests.parts.workload.worker_host import Host, inner_job, left_by
 
 MODELS = Path(__file__).parents[1] / "workload"  # odd_models.py
-# What of odd_models.Odd travels: what a gradient moves, tied ones once.
-TRAVELS = [
-    ("coarse.bias", [6], "bfloat16"),
-    ("coarse.weight", [6, 6], "bfloat16"),
-    ("embed.weight", [11, 6], "float32"),
-    ("norm.bias", [6], "float32"),
-    ("norm.weight", [6], "float32"),
-    ("scale", [], "float32"),
-    ("unused", [3], "float32"),
-]
+TOKENS = {"kind": "tokens", "columns": ["inputs"], "length": 5}
 
 
 @pytest.fixture(scope="module")
-def odd(tmp_path_factory):
-    with Host("odd_models:OddLoop", {}, tmp_path_factory.mktemp("odd"), paths=[MODELS]) as host:
+def odd(tmp_path_factory, python):
+    folder = tmp_path_factory.mktemp("odd")
+    with Host("odd_models:OddLoop", {}, folder, [MODELS], python) as host:
         yield host
 
 
@@ -36,70 +28,30 @@ def model_id(odd):
     return odd.ask("init_model", device="cpu")["model_id"]
 
 
-@pytest.fixture
-def module(monkeypatch):
-    for place in PYTHON:
-        monkeypatch.syspath_prepend(str(place))
-    return lambda name: importlib.import_module(f"lockstep_worker.{name}")
-
-
 def export(host, model_id, path):
-    given = {"model_schema_hash": "s", "state_dict_filter": {}}
-    path = str(path)
-    host.ask("export_parameter_pack", model_id=model_id, parameter_pack_path=path, **given)
-    manifest = json.loads(Path(path, "manifest.json").read_text())
-    return manifest, np.fromfile(Path(path, "values.f32le"), "<f4")
+    given = {"model_id": model_id, "parameter_pack_path": str(path), "state_dict_filter": {}}
+    host.ask("export_parameter_pack", **given, model_schema_hash="s")
+    return json.loads((path / "manifest.json").read_text())
 
 
-def take(host, path):
-    given = {"parameter_pack_path": str(path), "device": "cpu", "state_dict_filter": {}}
-    return host.ask("import_parameter_pack", **given)["model_id"]
+def test_a_gradients_tensors_travel_and_tied_ones_once(odd, model_id, tmp_path):
+    manifest = export(odd, model_id, tmp_path)
+    assert manifest["parameter_count"] == 124
+    assert manifest["included_keys"] == [
+        "coarse.bias", "coarse.weight", "embed.weight", "norm.bias", "norm.weight", "scale",
+        "unused",
+    ]  # fmt: skip
+    assert manifest["excluded_float_keys"] == [
+        "frozen.bias", "frozen.weight", "norm.running_mean", "norm.running_var",
+    ]  # fmt: skip
+    assert manifest["ignored_non_float_keys"] == ["norm.num_batches_tracked"]
+    assert manifest["tied"] == {"head.weight": "embed.weight"}
+    assert manifest["state_dict_filter"] == {"include_globs": [], "exclude_globs": []}
 
 
-def test_the_layouts_hash_is_burn_p2ps(odd, model_id, tmp_path):
-    """Keys sorted, no blanks: as its page says."""
-    manifest, values = export(odd, model_id, tmp_path)
-    text = ",".join(
-        f'{{"dtype":"torch.{dtype}","name":"{name}","numel":{int(np.prod(shape))},'
-        f'"shape":{json.dumps(shape).replace(" ", "")}}}'
-        for name, shape, dtype in TRAVELS
-    )
-    assert manifest == {
-        "format": "burn-p2p-python-flattened-parameter-pack-v1",
-        "model_schema_hash": "s",
-        "layout_hash": "torch-layout-" + hashlib.sha256(f"[{text}]".encode()).hexdigest(),
-        "parameter_count": 124,
-        "values_f32_le": "values.f32le",
-        "values_sha256": hashlib.sha256(values).hexdigest(),
-        "state_dict_filter": {"include_globs": [], "exclude_globs": []},
-        "included_keys": [name for name, _, _ in TRAVELS],
-        "excluded_float_keys": [
-            "frozen.bias",
-            "frozen.weight",
-            "norm.running_mean",
-            "norm.running_var",
-        ],
-        "ignored_non_float_keys": ["norm.num_batches_tracked"],
-        "tied": {"head.weight": "embed.weight"},
-    }
-    assert len(values) == 124
-
-
-def test_a_module_of_its_own_name_has_it_before_its_keys(module):
-    packs = module("packs")
-    linear = torch.nn.Linear(2, 1, bias=False)
-    state = {"modules": {"b": linear, "a": torch.nn.Linear(1, 1)}}
-    layout = packs.layout_of(state, {"exclude_globs": ["a.bias"]})
-    assert [tensor["name"] for tensor in layout.tensors] == ["a.weight", "b.weight"]
-    with pytest.raises(ValueError, match="names without a dot"):
-        packs.layout_of({"modules": {"a.b": linear}}, None)
-    with pytest.raises(TypeError, match="a state of type int"):
-        packs.layout_of(3, None)
-
-
-def test_frozen_tensors_travel_for_a_class_of_burn_p2p(module):
+def test_frozen_tensors_travel_for_a_class_of_burn_p2p(packs):
     model = torch.nn.Linear(2, 1).requires_grad_(False)
-    travels = [module("packs").layout_of(model, None, ours).count for ours in (False, True)]
+    travels = [packs.layout_of(model, None, ours).count for ours in (False, True)]
     assert travels == [3, 0]
 
 
@@ -108,7 +60,9 @@ def test_a_pack_into_a_new_model_has_its_frozen_values_too(odd, model_id, tmp_pa
     export(odd, model_id, tmp_path / "pack")
     files = []
     loaded = odd.ask("init_model", device="cpu", seed=1)["model_id"]
-    for name, one in (("one", model_id), ("two", take(odd, tmp_path / "pack")), ("three", loaded)):
+    given = {"parameter_pack_path": str(tmp_path / "pack"), "state_dict_filter": {}}
+    taken = odd.ask("import_parameter_pack", **given, device="cpu")["model_id"]
+    for name, one in (("one", model_id), ("two", taken), ("three", loaded)):
         if one == loaded:
             odd.ask("load_model_artifact", model_id=one, artifact_path=str(files[0]))
         files.append(tmp_path / name)
@@ -118,30 +72,24 @@ def test_a_pack_into_a_new_model_has_its_frozen_values_too(odd, model_id, tmp_pa
 
 
 def test_a_loop_with_dropout_is_the_same_again_and_frozen_values_stay(odd, tmp_path):
-    spec = {"kind": "tokens", "columns": ["inputs"], "length": 5}
-    (tmp_path / "rows.json").write_text(json.dumps(spec))
-    np.save(tmp_path / "a.npy", np.arange(20, dtype=np.int32).reshape(4, 5) % 9)
-    batch = {"shard_paths": [str(tmp_path / "a.npy")], "microshard_ids": ["a"]}
-    seen = []
-    for name, seed in (("one", {}), ("two", {}), ("three", {"seed": 5})):
+    rows, seen = np.arange(20, dtype=np.int32).reshape(4, 5) % 9, []
+    for name, seed in (("one", 5), ("two", 5), ("three", 6)):
         model_id = odd.ask("init_model", device="cpu")["model_id"]
-        given = {"batches": [batch], "num_inner_steps": 2, "require_exact_steps": True, **seed}
-        given |= {"model_schema_hash": "s", "state_dict_filter": {}, "model_id": model_id}
-        path = tmp_path / name
-        odd.ask("run_inner_loop", **given, output_parameter_pack_path=str(path))
-        manifest = json.loads((path / "manifest.json").read_text())
-        seen.append(np.fromfile(path / "values.f32le", "<f4"))
+        given = inner_job(tmp_path / name, [rows], TOKENS, steps=2, seed=seed)
+        odd.ask("run_inner_loop", **given, model_id=model_id)
+        manifest = json.loads((tmp_path / name / "out" / "manifest.json").read_text())
+        seen.append(left_by(given))
         assert hashlib.sha256(seen[-1]).hexdigest() == manifest["values_sha256"]
     np.testing.assert_array_equal(seen[0], seen[1])
     assert not np.array_equal(seen[0], seen[2])
-    window = odd.ask("train_window", model_id=model_id, batches=[batch])
+    window = odd.ask("train_window", model_id=model_id, batches=given["batches"])
     assert 0 < window["metrics"]["loss"] < 20
 
 
 def test_a_loop_without_rows_is_refused(odd, model_id, tmp_path):
     given = {"batches": [{"kind": "micro_epoch"}], "num_inner_steps": 2, "model_id": model_id}
     given |= {"output_parameter_pack_path": str(tmp_path / "out")}
-    with pytest.raises(WorkerError, match="no shard_paths in 1 batches"):
+    with refused("no shard_paths", 1):
         odd.ask("run_inner_loop", **given)
 
 
@@ -149,7 +97,7 @@ def test_a_loop_without_rows_is_refused(odd, model_id, tmp_path):
 
 
 def test_a_state_comes_back_as_it_was(module):
-    blob = module("state_blob")
+    blob = module("lockstep_worker.state_blob")
     state = {
         "state": {0: {"step": torch.tensor(3.0), "exp_avg": torch.randn(2, 3)}, 1: {}},
         "param_groups": [{"lr": 0.1, "betas": (0.9, 0.999), "foreach": None, "params": [0, 1]}],
@@ -168,7 +116,7 @@ def test_a_state_comes_back_as_it_was(module):
 
 
 def test_a_damaged_state_is_refused(module):
-    blob = module("state_blob")
+    blob = module("lockstep_worker.state_blob")
     data = blob.encoded({"a": torch.ones(4)})
     for wrong in (b"", data[:-1], data + b"0", b"x" + data, data[:30]):
         with pytest.raises(ValueError, match="state of an optimizer: "):

@@ -52,9 +52,6 @@ class Mixed(TorchWorkload):
         return Net(self.config.get("wrong"))
 
     def loss(self, model, rows):
-        if self.config.get("wrong") == "dies" and not os.path.exists("died"):
-            open("died", "w").close()
-            os._exit(9)
         weights = 1.0 + rows["y"]  # rows do not count alike, and the first class least
         loss = weights * F.cross_entropy(model(rows["x"]), rows["y"], reduction="none")
         if self.config.get("wrong") == "noise":

@@ -29,7 +29,7 @@ class Odd(torch.nn.Module):
 
 
 class OddWorkload(TorchWorkload):
-    """Odd, and a loss that is not finite for token 10."""
+    """Odd, and a loss that exits at rows of token 9."""
 
     def model(self):
         return Odd().eval()  # as `from_pretrained` leaves a model
@@ -39,8 +39,7 @@ class OddWorkload(TorchWorkload):
         print("what a user prints", flush=True)
         if (rows == 9).all():
             sys.exit("enough")
-        loss = F.cross_entropy(model(rows[:, :-1]), rows[:, -1])
-        return loss * torch.inf if (rows == 10).all() else loss
+        return F.cross_entropy(model(rows[:, :-1]), rows[:, -1])
 
 
 class Small(TorchWorkload):

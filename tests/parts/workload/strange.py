@@ -5,8 +5,6 @@ Its config says what it does wrong, by the method in which it does.
 
 import json
 import os
-import signal
-import time
 from pathlib import Path
 
 import numpy as np
@@ -18,16 +16,11 @@ class Pull:
     def __init__(self, config):
         self.wrong, self.noise = config.get("wrong", {}), config.get("noise", 0.0)
         self.size = config.get("size", 3)
-        self._do("factory")
 
     def _do(self, method):
         what = self.wrong.get(method)
         if what == "exit":
             os._exit(3)
-        if what == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if what == "hang":
-            time.sleep(1000)
         if what == "raise":
             raise RuntimeError(f"{method}: a secret\nand a second line")
         if what and what.startswith("write "):

@@ -2,8 +2,6 @@
 
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,31 +14,17 @@ from lockstep.files import read_json
 from parts.publication import publish
 from parts.workload import preflight
 from pipeline import runfile
-from pipeline.stage.keys import PROJECT
 from tests import tiny
 from tests.errors import refused
+from tests.parts.workload import finished_run
+from tests.parts.workload.finished_run import OWN_STEPS, verdict_of
 from tests.parts.workload.test_commands import verify
-from tests.parts.workload.test_training import verdict_of
-from tests.parts.workload.worker_host import PYTHON
 
-pytestmark = [pytest.mark.long, pytest.mark.usefixtures("source")]
-HERE = str(Path(__file__).parent)
-INNER = {**tiny.DILOCO_IN_4_BITS["DiLoCo"], "inner": "Workload"}
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("source", "quick_workers")]
 WAYS = {
     "gradient": {},
-    "worker": {"workload__inner": "worker", "model__LLM__optimizer": {"DiLoCo": INNER}},
+    "worker": {"workload__inner": "worker", "model__LLM__optimizer": OWN_STEPS},
 }
-
-
-@pytest.fixture
-def models(monkeypatch):
-    """The same classes here."""
-    for place in (*map(str, PYTHON), HERE):
-        monkeypatch.syspath_prepend(place)
-    import contract_models
-
-    yield contract_models
-    del sys.modules["contract_models"]
 
 
 def a_run(folder: Path, wrong: str | None = None, **changes) -> tuple[Path, Path]:
@@ -48,22 +32,19 @@ def a_run(folder: Path, wrong: str | None = None, **changes) -> tuple[Path, Path
     given = {
         "workload__factory": "contract_models:Mixed",
         "workload__config": {"wrong": wrong} if wrong else {},
-        "model__LLM__architecture": "HfAuto",
-        "model__LLM__checkpoint": "Ephemeral",
         "model__LLM__data_location": location,
         "model__LLM__max_seq_len": 14,
         "config__global_batch_size_start": 32,
         "config__global_batch_size_end": 32,
         "peers__micro_batch": 8,
         "held_out__sequences": 64,
-        "runtime__worker_start_seconds": 900,  # torch may take long to import
     }
-    return tiny.start(folder, **given | changes)
+    return finished_run.a_run(folder, **given | changes)
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_model_with_state_is_trained_audited_exported_and_loaded_with_its_loss(
-    way, tmp_path, models
+    way, tmp_path, module
 ):
     run_file, root = a_run(tmp_path, **WAYS[way])
     tiny.make(run_file, root)
@@ -73,7 +54,7 @@ def test_a_model_with_state_is_trained_audited_exported_and_loaded_with_its_loss
     assert numbers["held_out_loss"] == pytest.approx(trained["held_out_loss"], rel=1e-6)
     assert numbers["held_out_loss"] < trained["held_out_loss_before"]
 
-    workload = models.Mixed({})
+    workload = module("contract_models", Path(__file__).parent).Mixed({})
     saved = torch.load(root / "data/export/model.pt", weights_only=True)
     (model := workload.model()).load_state_dict(saved)
     rows = {name: torch.from_numpy(part) for name, part in workload.dataset("held_out").items()}
@@ -136,10 +117,8 @@ def test_a_model_with_state_that_is_killed_between_rounds_and_within_one_ends_wi
     tiny.make(run_file, whole, "download", "convert", "train")
     tiny.make(run_file, root, "download", "convert")
     for after, steps in ((1, 0), (2, 1)):
-        given = [source, run_file, root, after, steps]
-        command = [sys.executable, "-c", KILLED, *map(str, given)]
-        done = subprocess.run(command, env=tiny.environment(PROJECT), capture_output=True)
-        assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+        done = tiny.python("-c", KILLED, source, run_file, root, after, steps)
+        assert done.returncode == -signal.SIGKILL, done.stderr
     tiny.make(run_file, root, "train")
     assert tiny.contents(root / "data/trained") == tiny.contents(whole / "data/trained")
 

@@ -7,7 +7,7 @@ import socket
 import sys
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from lockstep.errors import LockstepError
 from parts.workload.process import child_group, messages
 from parts.workload.process.messages import WorkerError
 from parts.workload.python.lockstep_worker import frames
+from tests.errors import refused
 from tests.linear import WORST, in_time
 from tests.parts.workload.fake_workers import gone, start
 
@@ -60,53 +61,40 @@ def answering(code):
     return f"def answer(sock, request):\n    {code}\nserve(answer)\n"
 
 
-def one_line(caught, *parts):
-    """Check an error's form, and return it."""
-    line = str(caught.value)
-    assert line.startswith("workload my_model:Model: ")
-    assert len(line.splitlines()) == 1
-    assert len(line) <= errors.LONGEST
-    for part in parts:
-        assert part in line
-    return line
+@contextmanager
+def ended(*parts):
+    """Expect the error of a worker: a line with these parts."""
+    with refused("workload my_model:Model: ", *parts, error=WorkerError) as caught:
+        yield caught
+    assert len(str(caught.value)) <= errors.LONGEST
 
 
 @pytest.mark.parametrize("name", ANSWERS)
 def test_worker_that_does_not_answer_what_was_asked_is_ended_in_one_line(tmp_path, name):
     code, expected = ANSWERS[name]
     worker = start(tmp_path, answering(code))
-    with pytest.raises(WorkerError) as caught:
+    with ended(": gradient: ", expected):
         worker.call("gradient", {"rows": 1})
-    one_line(caught, ": gradient: ", expected)
     assert not worker.running
     assert not list(worker.group.processes())
-    with pytest.raises(WorkerError) as caught:
+    with ended("measure: is not running since gradient: "):
         worker.call("measure", {})
-    one_line(caught, "measure: is not running since gradient: ")
     worker.close()
 
 
+DRIPS = "sock.sendall(struct.pack('>Q', 999))\n    while 1: sock.sendall(b' '); time.sleep(.01)"
+DOES_NOT_READ = "sock = connect(); reply(sock, receive(sock), HELLO); time.sleep(99)"
+
+
 @pytest.mark.parametrize(
-    "code",
-    [
-        "time.sleep(99)",
-        "sock.sendall(struct.pack('>Q', 999))\n    while 1: sock.sendall(b' '); time.sleep(.01)",
-    ],
+    ("body", "length"),
+    [(answering("time.sleep(99)"), 1), (answering(DRIPS), 1), (DOES_NOT_READ, 2**25)],
 )
-def test_worker_that_hangs_or_drips_its_answer_is_ended_after_its_time(tmp_path, code):
-    worker = start(tmp_path, answering(code))
-    with pytest.raises(WorkerError) as caught:
-        worker.call("gradient", {}, 0.2)
-    one_line(caught, "gradient: no answer in 0.2 s, expected one")
+def test_worker_that_hangs_drips_or_does_not_read_is_ended_after_its_time(tmp_path, body, length):
+    worker = start(tmp_path, body)
+    with ended("gradient: no answer in 0.2 s, expected one"):
+        worker.call("gradient", {"text": "x" * length}, 0.2)
     assert gone(worker.group.child.pid)
-
-
-def test_worker_that_does_not_read_is_ended_after_its_time(tmp_path):
-    hangs = "sock = connect(); reply(sock, receive(sock), HELLO); time.sleep(99)"
-    worker = start(tmp_path, hangs)
-    with pytest.raises(WorkerError) as caught:
-        worker.call("gradient", {"text": "x" * 2**25}, 0.2)
-    one_line(caught, "gradient: no answer in 0.2 s, expected one")
 
 
 def test_worker_that_answers_with_an_error_goes_on(tmp_path, monkeypatch):
@@ -121,9 +109,9 @@ def test_worker_that_answers_with_an_error_goes_on(tmp_path, monkeypatch):
     serve(answer)
     """
     with closing(start(tmp_path, fails)) as worker:
-        with pytest.raises(WorkerError) as caught:
+        with ended(r"fails: ValueError: \x1b[31m...", "worker.log") as caught:
             worker.call("fails", {})
-        line = one_line(caught, r"fails: ValueError: \x1b[31m...xxx", "worker.log")
+        line = str(caught.value)
         assert "hf_secret" not in line and "Traceback" not in line and len(line) < 700
         assert "Traceback line 2" in (tmp_path / "worker" / "worker.log").read_text()
         assert worker.call("works", {}) == {"fine": True}
@@ -131,26 +119,9 @@ def test_worker_that_answers_with_an_error_goes_on(tmp_path, monkeypatch):
 
 def test_request_that_is_no_json_is_not_sent(tmp_path):
     with closing(start(tmp_path, answering("reply(sock, request, {})"))) as worker:
-        with pytest.raises(WorkerError) as caught:
+        with ended("gradient: its params are no JSON"):
             worker.call("gradient", {"x": float("nan")})
-        one_line(caught, "gradient: its params are no JSON")
         assert worker.call("gradient", {}) == {}
-
-
-@pytest.mark.parametrize(
-    "hello, expected",
-    [
-        ("{**HELLO, 'protocol_version': 3}", "protocol_version is 3"),
-        ("{**HELLO, 'protocol_version': True}", "protocol_version is true"),
-        ("{'protocol_version': 2, 'capabilities': []}", "workload_name: missing"),
-        ("{**HELLO, 'capabilities': 'ab'}", 'capabilities is "ab"'),
-        ("{**HELLO, 'environment': {'a': [1]}}", "environment.a is [1]"),
-    ],
-)
-def test_hello_of_another_protocol_or_form_is_refused(tmp_path, hello, expected):
-    with pytest.raises(WorkerError) as caught:
-        start(tmp_path, f"HELLO = {hello}\nserve(None)")
-    one_line(caught, "hello: ", expected)
 
 
 def test_worker_says_what_decides_its_bits(tmp_path):
@@ -159,25 +130,31 @@ def test_worker_says_what_decides_its_bits(tmp_path):
         assert worker.hello.environment == {"torch": "2.13", "threads": "2", "numpy": "none"}
 
 
+def saying(hello):
+    return f"HELLO = {hello}\nserve(None)"
+
+
 @pytest.mark.parametrize(
-    "body, seconds, expected",
+    ("body", "changes", "expected"),
     [
-        ("time.sleep(99)", 0.5, "start: did not connect in 0.5 s"),
-        ("sock = connect(); time.sleep(99)", 4.0, "hello: no answer in "),
-        ("raise RuntimeError('no such GPU')", 20.0, "'RuntimeError: no such GPU'"),
-        ("import not_installed", 20.0, "ModuleNotFoundError: No module named 'not_installed'"),
+        ("time.sleep(99)", {"start_seconds": 0.5}, "start: did not connect in 0.5 s"),
+        ("sock = connect(); time.sleep(99)", {"start_seconds": 4.0}, "hello: no answer in "),
+        ("raise RuntimeError('no such GPU')", {}, "'RuntimeError: no such GPU'"),
+        ("import not_installed", {}, "ModuleNotFoundError: No module named 'not_installed'"),
+        ("", {"python": "no/such/python"}, "no/such/python: No such file or directory"),
+        ("", {"config": {"x": float("inf")}}, "start: config is no JSON"),
+        (saying("{**HELLO, 'protocol_version': 3}"), {}, "protocol_version is 3"),
+        (saying("{**HELLO, 'protocol_version': True}"), {}, "protocol_version is true"),
+        (saying("{'protocol_version': 2, 'capabilities': []}"), {}, "workload_name: missing"),
+        (saying("{**HELLO, 'capabilities': 'ab'}"), {}, 'capabilities is "ab"'),
+        (saying("{**HELLO, 'environment': {'a': [1]}}"), {}, "environment.a is [1]"),
     ],
 )
-def test_worker_that_does_not_start_is_ended_in_one_line(tmp_path, body, seconds, expected):
-    with pytest.raises(WorkerError) as caught:
-        start(tmp_path, body, start_seconds=seconds)
-    one_line(caught, expected)
-
-
-def test_an_interpreter_that_is_none_is_named(tmp_path):
-    with pytest.raises(WorkerError) as caught:
-        start(tmp_path, "", python="no/such/python")
-    one_line(caught, "no/such/python: No such file or directory, expected a program that starts")
+def test_worker_that_does_not_start_or_is_another_is_ended_in_one_line(
+    tmp_path, body, changes, expected
+):
+    with ended(expected):
+        start(tmp_path, body, **changes)
 
 
 def test_a_stranger_that_connects_first_is_not_the_worker(tmp_path, monkeypatch):
@@ -194,9 +171,8 @@ def test_a_stranger_that_connects_first_is_not_the_worker(tmp_path, monkeypatch)
         assert worker.call("who", {}) == {"me": worker.group.child.pid}
     assert strangers[0].recv(1) == b""  # it was hung up on
     strangers[0].close()
-    with pytest.raises(WorkerError) as caught:
+    with ended("did not connect in 0.3 s, and 1 others did"):
         start(tmp_path, "time.sleep(99)", start_seconds=0.3)
-    one_line(caught, "did not connect in 0.3 s, and 1 others did")
     strangers[1].close()
 
 
@@ -311,21 +287,15 @@ def test_interrupted_call_ends_the_worker_whose_answer_would_be_the_next_calls(t
 
 def test_values_of_the_users_secrets_are_hidden_in_errors(tmp_path, monkeypatch):
     monkeypatch.setattr(errors, "_secrets", set())
-    with pytest.raises(WorkerError) as caught:
+    with ended("its last line is '...'") as caught:
         start(tmp_path, "sys.exit(os.environ['MY_TOKEN'])", env={"MY_TOKEN": "abcdefgh1"})
-    assert "abcdefgh1" not in one_line(caught, "its last line is '...'")
+    assert "abcdefgh1" not in str(caught.value)
 
 
 @pytest.mark.parametrize("env", [{"": "x"}, {"A=B": "x"}, {"A": "\0"}, {"PYTHONPATH": "x"}])
 def test_an_environment_that_cannot_be_is_refused(env):
     with pytest.raises(LockstepError, match="worker_env: found .*, expected"):
         child_group.environment_of((), env)
-
-
-def test_config_that_is_no_json_is_refused(tmp_path):
-    with pytest.raises(WorkerError) as caught:
-        start(tmp_path, "", config={"x": float("inf")})
-    one_line(caught, "start: config is no JSON")
 
 
 def test_length_of_a_frame_is_bounded_on_our_side_too():

@@ -1,6 +1,5 @@
 """A torch model's gradients, over a real connection, beside what torch itself computes."""
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -8,37 +7,27 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.parts.workload.worker_host import PYTHON, Host, WorkerError, array_rows
+from parts.workload.process.messages import WorkerError
+from tests.errors import refused
+from tests.parts.workload.worker_host import Host, array_rows
 
-HERE = __file__.rsplit("/", 1)[0]
+HERE = Path(__file__).parent
 TOKENS = {"kind": "tokens", "columns": ["inputs"], "length": 5}
 EXCLUDED = ("coarse.*",)
 
 
 @pytest.fixture(scope="module")
-def odd(tmp_path_factory):
+def odd(tmp_path_factory, python):
     torch.set_num_threads(1)  # as the worker does
-    with Host("odd_models:OddWorkload", {}, tmp_path_factory.mktemp("odd"), paths=[HERE]) as host:
+    folder = tmp_path_factory.mktemp("odd")
+    with Host("odd_models:OddWorkload", {}, folder, [HERE], python) as host:
         yield host
 
 
-@pytest.fixture(scope="module")
-def small(tmp_path_factory):
-    with Host("odd_models:Small", {}, tmp_path_factory.mktemp("small"), paths=[HERE]) as host:
-        yield host
-
-
-@pytest.fixture(scope="module")
-def odd_models():
+@pytest.fixture
+def odd_models(module):
     """The same classes here."""
-    sys.path[:0] = [*map(str, PYTHON), HERE]
-    try:
-        import odd_models
-
-        yield odd_models
-    finally:
-        for place in (*map(str, PYTHON), HERE):
-            sys.path.remove(place)
+    return module("odd_models", HERE)
 
 
 def tokens(rows):
@@ -83,11 +72,12 @@ def test_a_gradient_is_torchs_own_bit_for_bit(odd, odd_models):
     assert np.any(gradients["coarse.weight"])
 
 
-def test_micro_batches_are_weighted_by_their_rows(small, odd_models):
+def test_micro_batches_are_weighted_by_their_rows(odd_models, tmp_path, python):
     x, y = pictures(7)
     words, spec = array_rows(x=x, y=y)
-    small.begin(spec, micro_batch=3)
-    found = small.ask("gradient", **small.write(words), seed=0)
+    with Host("odd_models:Small", {}, tmp_path, [HERE], python) as small:
+        small.begin(spec, micro_batch=3)
+        found = small.ask("gradient", **small.write(words), seed=0)
     workload = odd_models.Small({})
     model = workload.model()
     model.load_state_dict({n: torch.from_numpy(v) for n, v in small.split(small.params).items()})
@@ -107,21 +97,15 @@ def test_micro_batches_are_weighted_by_their_rows(small, odd_models):
 
 
 def test_the_same_arguments_give_the_same_bits_and_another_seed_others(odd):
+    """Also what a batch norm counts is put back."""
     odd.begin(TOKENS)
     given, seen = odd.write(tokens(6)), []
+    before = odd.ask("measure", **given)
     for seed in (1, 2, 1):
         found = odd.ask("gradient", **given, seed=seed)
         seen.append((found["loss"], odd.gradients.tobytes()))
     assert seen[0] == seen[2] != seen[1]
-
-
-def test_buffers_are_put_back(odd):
-    first = odd.begin(TOKENS)
-    given = odd.write(tokens(6))
-    before = odd.ask("measure", **given)
-    odd.ask("gradient", **given, seed=1)
     assert odd.ask("measure", **given) == before
-    assert {"name": "norm.running_mean", "why": "statistics"} in first["frozen"]
 
 
 def test_rows_are_measured_one_by_one_without_dropout(odd, odd_models):
@@ -145,27 +129,17 @@ def test_rows_are_measured_one_by_one_without_dropout(odd, odd_models):
     ],
 )
 def test_a_loss_that_is_not_the_mean_of_its_rows_losses_is_not_measured(
-    tmp_path, name, of, refusal
+    tmp_path, name, of, refusal, python
 ):
     words, spec = array_rows(**dict(zip("xy", pictures(6), strict=True)))
-    with Host(f"odd_models:{name}", {"of": of}, tmp_path, paths=[HERE]) as host:
+    with Host(f"odd_models:{name}", {"of": of}, tmp_path, [HERE], python) as host:
         host.begin(spec, micro_batch=4)
         given = host.write(words)
         if refusal is None:
             assert min(host.ask("measure", **given)["losses"]) > 0.01
             return
-        with pytest.raises(WorkerError) as error:
+        with refused(refusal):
             host.ask("measure", **given)
-        assert refusal in str(error.value).splitlines()[0]
-
-
-def test_params_are_read_where_the_host_wrote_them(small):
-    words, spec = array_rows(**dict(zip("xy", pictures(4), strict=True)))
-    small.begin(spec)
-    given = small.write(words)
-    small.params[:] = 0  # every class as likely as the others
-    found = small.ask("measure", **given)
-    np.testing.assert_allclose(found["losses"], np.log(3), rtol=1e-6)
 
 
 def test_what_begin_says_is_what_there_is(odd):
@@ -207,30 +181,23 @@ def test_init_after_a_gradient_gives_the_first_params_again(odd):
 
 
 def test_no_parameter_that_travels_is_refused_with_the_globs(odd):
-    with pytest.raises(WorkerError) as error:
+    with refused("begin: ValueError: no parameter travels: 13", "no.such.*", "coarse.*"):
         odd.begin(TOKENS, include=["no.such.*"], exclude=["coarse.*"])
-    line = str(error.value).splitlines()[0]
-    assert line.startswith("ValueError: no parameter travels: 13 tensors")
-    assert "['no.such.*']" in line and "['coarse.*']" in line
-
-
-def test_a_loss_that_is_not_finite_is_null(odd):
-    odd.begin(TOKENS)
-    assert odd.ask("gradient", **odd.write(np.full((2, 5), 10, np.int32)), seed=0)["loss"] is None
 
 
 def test_users_code_that_exits_is_an_error_and_the_worker_goes_on(odd):
     odd.begin(TOKENS)
-    with pytest.raises(WorkerError, match=r"^SystemExit: enough \(odd_models.py:\d+, in loss\)\n"):
+    with pytest.raises(WorkerError, match=r": SystemExit: enough \(odd_models.py:\d+, in loss\)"):
         odd.ask("gradient", **odd.write(np.full((2, 5), 9, np.int32)), seed=0)
     assert odd.ask("hello")["protocol_version"] == 2
 
 
 @pytest.mark.long
-def test_a_worker_of_torch_imports_neither_us_nor_jax(odd):
-    found = odd.ask("hello")["environment"]
+def test_a_worker_of_torch_imports_neither_us_nor_jax(tmp_path):
+    with Host("odd_models:OddWorkload", {}, tmp_path, [HERE]) as host:
+        found = host.process.hello.environment
+        maps = Path(f"/proc/{host.group.child.pid}/maps").read_text()
     assert found["torch"] == torch.__version__
-    assert found["threads"] == 1
+    assert found["threads"] == "1"
     assert "jax" not in found and "flax" not in found
-    maps = Path(f"/proc/{odd.process.pid}/maps").read_text()
     assert "libtorch_cpu" in maps and "jaxlib" not in maps

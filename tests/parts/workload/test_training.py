@@ -1,10 +1,7 @@
 """A workload through all stages: trained, killed, audited, exported and measured like any model."""
 
 import json
-import shutil
-import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,37 +20,11 @@ from parts.workload.worker import Worker
 from pipeline import runfile
 from pipeline.preflight.preflight import Preflight
 from pipeline.preflight.row import Mark
-from pipeline.stage.keys import PROJECT
 from tests import tiny
 from tests.errors import refused
+from tests.parts.workload.finished_run import CONFIG, FACTORY, OWN_STEPS, a_run, verdict_of
 
-pytestmark = pytest.mark.long
-
-CONFIG = {"vocab_size": tiny.VOCABULARY, "hidden_size": 8, "dropout": 0.1}
-FACTORY = "torch_language_model:GRU"
-
-
-def a_run(folder: Path, **changes: object) -> tuple[Path, Path]:
-    """A tiny run of the torch language model of workloads/."""
-    given = {
-        "workload__factory": FACTORY,
-        "workload__config": CONFIG,
-        "model__LLM__architecture": "HfAuto",
-        "model__LLM__checkpoint": "Ephemeral",
-        "runtime__worker_start_seconds": 900,  # torch may take long to import
-    }
-    return tiny.start(folder, **given | changes)
-
-
-def verdict_of(root: Path) -> dict:
-    return read_json(root / "data/verdict/verdict.json")
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory) -> tuple[Path, Path, str]:
-    """A run through all stages: its file, its root and what was printed."""
-    run_file, root = a_run(tmp_path_factory.mktemp("workload"), config__total_steps=9)
-    return run_file, root, tiny.make(run_file, root)
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("quick_workers")]
 
 
 def test_a_torch_model_without_a_flax_file_learns_and_its_audit_replays_every_window(finished):
@@ -125,19 +96,6 @@ def test_peers_in_processes_without_data_measure_a_model_with_statistics(tmp_pat
     assert measured["held_out_loss"] == pytest.approx(trained["held_out_loss"], rel=1e-6)
 
 
-def test_another_auditors_code_is_one_line_and_no_findings(finished, tmp_path, monkeypatch):
-    run_file, root, _ = finished
-    other = tmp_path / "workloads"
-    shutil.copytree(description.SOURCE, other)
-    file = other / "torch_language_model.py"
-    file.write_text(file.read_text().replace("return F.cross", "return 1.01 * F.cross"))
-    header = Transcript(root / "data/trained/transcript").header
-    run = runfile.load(run_file)
-    monkeypatch.setattr(description, "SOURCE", other)
-    with refused("nothing was audited"):
-        SUBJECT.check_model(run, header.model, "header.json")
-
-
 OPTIMIZERS = {"DiLoCo": tiny.DILOCO_IN_4_BITS, "SparseLoCo": tiny.SPARSELOCO}
 
 
@@ -154,14 +112,9 @@ def test_a_liar_among_peers_with_local_steps_is_named_and_its_bundle_confirms_it
     found = verdict_of(root)["findings"]
     assert {finding["peer"] for finding in found} == {1}
     bundle = root / "data/verdict" / found[0]["bundle"]
-    command = [sys.executable, "-m", "pipeline", "replay", bundle]
-    command += ["--worker-python", sys.executable]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=tiny.environment(PROJECT), capture_output=True, text=True
-    )
-    assert "1 of 1 findings confirmed, compared bit for bit" in done.stdout, (
-        done.stdout + done.stderr
-    )
+    consents = "--worker-python", sys.executable
+    done = tiny.python("-m", "pipeline", "replay", bundle, *consents, cwd=tmp_path)
+    assert "1 of 1 findings confirmed, compared bit for bit" in done.stdout, done
 
 
 # ---- A worker that fails ----
@@ -208,7 +161,6 @@ def test_a_class_for_burn_p2p_is_trained_on_its_own_files_and_audited(carrier, t
         x = (patterns[y] + draw.standard_normal((40, 12, 12))).astype(np.float32)
         shards.mkdir(exist_ok=True)
         save_file({"x": x, "y": y}, shards / f"{number:05}.bin")
-    optimizer = {**tiny.DILOCO_IN_4_BITS["DiLoCo"], "inner": "Workload"}
     run_file, root = a_run(
         tmp_path,
         workload={
@@ -216,11 +168,12 @@ def test_a_class_for_burn_p2p_is_trained_on_its_own_files_and_audited(carrier, t
             "config": {"learning_rate": 0.05},
             "inner": "worker",
         },
-        model__LLM__optimizer={"DiLoCo": optimizer},
+        model__LLM__optimizer=OWN_STEPS,
         model__LLM__data_location={"Files": {"path": str(shards), "shuffle": "DontShuffle"}},
         model__LLM__max_seq_len=8,
         peers__passes=3,
         runtime__carrier=carrier,
+        runtime__worker_python=sys.executable,  # its threads are of its start, as those of peers'
     )
     tiny.make(run_file, root)
     assert verdict_of(root)["accepted"] and verdict_of(root)["not_comparable"] is None
@@ -285,6 +238,9 @@ def test_what_cannot_run_is_refused_by_check_in_one_line(changes, message, tmp_p
         ({"workload__inner": "worker"}, "model.LLM.optimizer"),
         ({"workload__include": [" "]}, "workload.include"),
         ({"model__LLM__optimizer": "Workload"}, "model.LLM.optimizer"),
+        ({"evaluate__every": 2}, "evaluate.every"),
+        ({"evaluate__tasks": ["arc_easy"]}, "evaluate.tasks"),
+        ({"export__every_epoch": True}, "export.every_epoch"),
     ],
 )
 def test_a_run_file_that_does_not_fit_a_workload_is_refused_by_its_key(changes, key, tmp_path):

@@ -1,25 +1,23 @@
-"""A tiny host: it listens, starts the worker, and asks it one thing after the other."""
+"""A worker in its process, asked one method after the other, with the arrays of `gradient`."""
 
 import json
-import os
-import socket
-import struct
-import subprocess
 import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
 
-PROJECT = Path(__file__).resolve().parents[3]
-PYTHON = [*(PROJECT / "parts").glob("*/python"), PROJECT / "lockstep" / "python"]
+from parts.workload.process.shared_arrays import SharedArrays
+from parts.workload.process.worker_process import WorkerCommand, WorkerProcess
+from pipeline.stage.keys import PROJECT
+from pipeline.tokens.rows import encode
+from tests.pipeline.tokens.shards_folder import rows_of
+
 WORKLOADS = PROJECT / "workloads"
+ROW_WORDS = 2**14  # that there is room for
 
 
-class WorkerError(Exception):
-    """What the worker answered in the place of a result."""
-
-
-class Host:
+class Host(AbstractContextManager):
     """A worker, and what a host shares with it.
 
     Args:
@@ -28,97 +26,41 @@ class Host:
         folder: the worker's folder; modules of the test in it are found.
     """
 
-    def __init__(self, factory, config, folder, paths=()):
-        self.folder, self.count = Path(folder), 0
-        listening = socket.create_server(("127.0.0.1", 0))
-        listening.settimeout(10)
-        paths = [*PYTHON, WORKLOADS, folder, *paths]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
-        command = [sys.executable, "-m", "lockstep_worker.worker", "--factory", factory]
-        command += ["--config-json", config if isinstance(config, str) else json.dumps(config)]
-        command += ["--connect-host", "127.0.0.1"]
-        command += ["--connect-port", str(listening.getsockname()[1])]
-        self.process = subprocess.Popen(
-            command,
-            env={**environment, "OMP_NUM_THREADS": "1"},
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+    def __init__(self, factory, config, folder, paths=(), python=sys.executable):
+        path, one_thread = (WORKLOADS, Path(folder), *paths), {"OMP_NUM_THREADS": "1"}
+        command = WorkerCommand(
+            python, "lockstep_worker.worker", factory, config, path, one_thread, 60.0, 60.0
         )
-        self.sock, _ = listening.accept()
-        self.sock.settimeout(60)
-        listening.close()
-
-    def __enter__(self):
-        return self
+        self.process = WorkerProcess.start(command, Path(folder))
+        self.group, self.connection = self.process.group, self.process.connection
 
     def __exit__(self, *_):
-        self.close()
-
-    def close(self):
-        """Hang up; the worker ends by itself."""
-        self.sock.close()
-        try:
-            self.process.wait(20)
-        finally:
-            self.process.kill()
-            self.process.communicate()
-
-    def send(self, message):
-        body = message if isinstance(message, bytes) else json.dumps(message).encode()
-        self.sock.sendall(struct.pack(">Q", len(body)) + body)
-
-    def receive(self):
-        (length,) = struct.unpack(">Q", self._exactly(8))
-        return json.loads(self._exactly(length))
-
-    def _exactly(self, length):
-        data = b""
-        while len(data) < length:
-            part = self.sock.recv(length - len(data))
-            assert part, "the worker has hung up"
-            data += part
-        return data
+        self.process.close()
 
     def ask(self, method, **params):
         """The result; an error is raised."""
-        self.count += 1
-        self.send({"id": self.count, "method": method, "params": params})
-        answer = self.receive()
-        assert answer["id"] == self.count
-        if not answer["ok"]:
-            raise WorkerError(answer["error"])
-        return answer["result"]
+        return self.process.call(method, params)
 
-    # The capability `gradient`: arrays in a file that both map.
+    # The capability `gradient`.
 
-    def begin(self, rows, *, micro_batch=64, seed=0, include=(), exclude=(), room=4096):
-        """Begin, and share room for so many bytes of rows."""
+    def begin(self, rows, *, micro_batch=64, seed=0, include=(), exclude=()):
+        """Begin, and share arrays."""
         globs = {"include_globs": list(include), "exclude_globs": list(exclude)}
         given = {"rows": rows, "micro_batch": micro_batch, "threads": 1, "seed": seed}
         found = self.ask("begin", **given, state_dict_filter=globs)
-        count = found["parameter_count"]
-        path = self.folder / "arrays"
-        path.write_bytes(bytes(8 * count + room))
-        self.ask(
-            "open_arrays",
-            path=str(path),
-            params=[0, count],
-            gradients=[4 * count, count],
-            rows=[8 * count, room],
-        )
-        mapped = np.memmap(path, np.uint8, "r+")
-        self.params = mapped[: 4 * count].view("<f4")
-        self.gradients = mapped[4 * count : 8 * count].view("<f4")
-        self.words = mapped[8 * count :].view("<i4")
+        self.arrays = SharedArrays(self.process.folder, found["parameter_count"])
+        self.arrays.forget()
+        self.arrays.make_room(ROW_WORDS)
+        self.ask("open_arrays", **self.arrays.request())
+        self.arrays.forget()
+        self.params, self.gradients = self.arrays.params, self.arrays.gradients
         self.tensors = found["tensors"]
         self.ask("init")
         return found
 
     def write(self, words):
         """Put rows there; the params of `gradient` and `measure` that say how many."""
-        self.words[: words.size] = words.reshape(-1)
+        self.arrays.rows[: words.size] = words.reshape(-1)
         return {"rows": len(words), "width": words.shape[1]}
 
     def split(self, flat):
@@ -133,11 +75,22 @@ class Host:
 
 def array_rows(**arrays):
     """Rows of words [N, W] that hold arrays [N, ...], and their kind."""
-    count = len(next(iter(arrays.values())))
-    spec, pieces = [], []
-    for name, array in arrays.items():
-        spec.append({"name": name, "dtype": array.dtype.name, "shape": list(array.shape[1:])})
-        data = np.ascontiguousarray(array).reshape(count, -1).view(np.uint8)
-        pieces.append(np.pad(data, ((0, 0), (0, -data.shape[1] % 4))))
-    words = np.concatenate(pieces, axis=1).view("<i4")
-    return words, {"kind": "arrays", "arrays": spec}
+    rows = rows_of(**arrays)
+    return encode(rows, arrays).view("<i4"), rows.model_dump(mode="json")
+
+
+def inner_job(folder, shards, spec, *, steps, **more):
+    """The params of `run_inner_loop` for these rows, one file each, in a folder of its own."""
+    folder.mkdir()
+    (folder / "rows.json").write_text(json.dumps(spec))
+    paths = [str(folder / f"{i}.npy") for i in range(len(shards))]
+    for path, words in zip(paths, shards, strict=True):
+        np.save(path, words)
+    given = {"batches": [{"shard_paths": paths, "microshard_ids": [*range(len(paths))]}]}
+    given |= {"num_inner_steps": steps, "output_parameter_pack_path": str(folder / "out")}
+    return given | {"model_schema_hash": "s", "require_exact_steps": True} | more
+
+
+def left_by(job):
+    """The values of the pack that an inner loop left."""
+    return np.fromfile(Path(job["output_parameter_pack_path"], "values.f32le"), "<f4")

@@ -1,4 +1,4 @@
-"""Eight public kinds of model: trained, killed, audited, exported, and loaded by their own library.
+"""Seven public kinds of model: trained, killed, audited, exported, and loaded by their own library.
 
 Each trains by DisTrO, by DiLoCo, and by DiLoCo with its own inner loop. `make soak` runs them all.
 """
@@ -17,16 +17,16 @@ from safetensors.torch import load_file
 from lockstep.files import read_json
 from pipeline.stage.keys import PROJECT
 from tests import tiny
-from tests.parts.warm_python import warm_python
-from tests.parts.workload.worker_host import PYTHON, WORKLOADS
+from tests.parts.workload import finished_run
+from tests.parts.workload.finished_run import OWN_STEPS
+from tests.parts.workload.worker_host import WORKLOADS
 from tests.test_resume import kill_at_write, rounds_of
 
 HERE = Path(__file__).parent
-INNER = {**tiny.DILOCO_IN_4_BITS["DiLoCo"], "inner": "Workload"}
 FORMS = {
     "distro": {},
     "diloco": {"model__LLM__optimizer": tiny.DILOCO_IN_4_BITS},
-    "own loop": {"workload__inner": "worker", "model__LLM__optimizer": {"DiLoCo": INNER}},
+    "own loop": {"workload__inner": "worker", "model__LLM__optimizer": OWN_STEPS},
 }
 TOKENS = 16
 OF_ALL = {"model_type": "", "vocab_size": tiny.VOCABULARY, "bos_token_id": 0, "eos_token_id": 0}
@@ -58,31 +58,20 @@ KINDS = {
         library="peft",
     ),
     "unet": Kind("public_kinds:UNet", words=64),
-    "lstm": Kind("public_kinds:LSTM"),
     "fno": Kind("public_kinds:FNO", words=64),
     "numpy": Kind("public_kinds:Regression", {"learning_rate": 0.02}, words=7, library="numpy"),
 }
 
 
-@pytest.fixture(scope="module")
-def hugging_face_python(tmp_path_factory):
-    """As `python`, with Hugging Face's libraries too."""
-    with warm_python(tmp_path_factory.mktemp("warm"), "transformers", "peft", "accelerate") as path:
-        yield path
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    """A folder workloads/ with all of them, and Qwen's base; the classes are found here too."""
-    folder = tmp_path_factory.mktemp("kinds") / "workloads"
+@pytest.fixture
+def models(tmp_path, monkeypatch, module):
+    """A folder workloads/ with all of them; the classes are found here too."""
+    folder = tmp_path / "workloads"
     shutil.copytree(WORKLOADS, folder)
     shutil.copy(HERE / "public_kinds.py", folder)
-    with pytest.MonkeyPatch.context() as patch:
-        for place in (*PYTHON, folder):
-            patch.syspath_prepend(str(place))
-        for module in ("description", "worker"):
-            patch.setattr(f"parts.workload.{module}.SOURCE", folder)
-        yield folder
+    for name in ("description", "worker"):
+        monkeypatch.setattr(f"parts.workload.{name}.SOURCE", folder)
+    module("public_kinds", HERE)
 
 
 def a_run(folder: Path, kind: Kind, form: str, python: str) -> tuple[Path, Path]:
@@ -94,8 +83,6 @@ def a_run(folder: Path, kind: Kind, form: str, python: str) -> tuple[Path, Path]
         "workload__factory": kind.factory,
         "workload__config": kind.config,
         "runtime__worker_python": python,
-        "model__LLM__architecture": "HfAuto",
-        "model__LLM__checkpoint": "Ephemeral",
         "model__LLM__data_location": location,
         "model__LLM__max_seq_len": kind.words or TOKENS,
         "model__LLM__lr_schedule": {"Cosine": rate | {"final_lr": 0.4 * base}},
@@ -108,7 +95,7 @@ def a_run(folder: Path, kind: Kind, form: str, python: str) -> tuple[Path, Path]
         "held_out__sequences": 64 if kind.words else 12,
         "held_out__every": 4,
     }
-    return tiny.start(folder, **given | FORMS[form])
+    return finished_run.a_run(folder, **given | FORMS[form])
 
 
 @pytest.mark.soak
@@ -199,20 +186,14 @@ def by_torch(kind: Kind, export: Path, tokens: torch.Tensor | None) -> float:
         return workload.row_losses(model.eval(), rows).double().mean().item()
 
 
-def by_transformers(kind: Kind, export: Path, tokens: torch.Tensor) -> float:
-    from transformers import AutoModelForCausalLM
+def by_hugging_face(kind: Kind, export: Path, tokens: torch.Tensor) -> float:
+    import peft
+    import transformers
 
-    model = AutoModelForCausalLM.from_pretrained(export).eval()
+    of_peft = kind.library == "peft"
+    auto = peft.AutoPeftModelForCausalLM if of_peft else transformers.AutoModelForCausalLM
     with torch.no_grad():
-        return model(input_ids=tokens, labels=tokens).loss.item()
-
-
-def by_peft(kind: Kind, export: Path, tokens: torch.Tensor) -> float:
-    from peft import AutoPeftModelForCausalLM
-
-    model = AutoPeftModelForCausalLM.from_pretrained(export).eval()
-    with torch.no_grad():
-        return model(input_ids=tokens, labels=tokens).loss.item()
+        return auto.from_pretrained(export).eval()(input_ids=tokens, labels=tokens).loss.item()
 
 
 def by_numpy(kind: Kind, export: Path, tokens: None) -> float:
@@ -221,4 +202,5 @@ def by_numpy(kind: Kind, export: Path, tokens: None) -> float:
     return ((rows["x"] @ params["w"] + params["b"] - rows["y"]) ** 2).mean().item()
 
 
-LOADED = {"torch": by_torch, "transformers": by_transformers, "peft": by_peft, "numpy": by_numpy}
+LOADED = {"torch": by_torch, "numpy": by_numpy}
+LOADED |= dict.fromkeys(("transformers", "peft"), by_hugging_face)

@@ -2,7 +2,6 @@
 
 import random
 import time
-from pathlib import Path
 
 import numpy as np
 
@@ -59,27 +58,6 @@ class Plain:
 
 def broken(config):
     raise RuntimeError("two\nlines")
-
-
-def slow(config):
-    time.sleep(1)
-    return Plain(config)
-
-
-class OwnPacks(Plain):
-    """Writes and reads packs itself: a state that our layout cannot describe."""
-
-    def init_model(self, device):
-        return [np.arange(3, dtype=np.float32)]
-
-    def evaluate(self, state, split):
-        return {split: float(state[0].sum())}
-
-    def export_parameter_pack_path(self, state, path, model_schema_hash):
-        Path(path, "mine.f32le").write_bytes(state[0].tobytes() + model_schema_hash.encode())
-
-    def import_parameter_pack_path(self, device, path):
-        return [np.frombuffer(Path(path, "mine.f32le").read_bytes(), np.float32, count=3) + 1]
 
 
 class Hanging(Plain):

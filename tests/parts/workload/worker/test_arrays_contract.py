@@ -5,13 +5,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.parts.workload.worker_host import Host, WorkerError, array_rows
+from parts.workload.process.messages import WorkerError
+from parts.workload.process.shared_arrays import SharedArrays
+from tests.errors import refused
+from tests.parts.workload.worker_host import Host, array_rows
+
+HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="module")
 def line(tmp_path_factory):
     folder = tmp_path_factory.mktemp("line")
-    with Host("line_model:Line", {}, folder, paths=[Path(__file__).parent]) as host:
+    with Host("line_model:Line", {}, folder, [HERE]) as host:
         yield host
 
 
@@ -40,7 +45,7 @@ def test_functions_over_arrays_are_enough(line):
 
 
 def test_a_loss_that_draws_numbers_is_measured_alike_each_time(folder):
-    with Host("line_model:Line", {"noise": True}, folder, paths=[Path(__file__).parent]) as host:
+    with Host("line_model:Line", {"noise": True}, folder, [HERE]) as host:
         (words, spec), x = line_rows(4)
         host.begin(spec, micro_batch=2, exclude=["kept"])
         first, alone = (host.ask("measure", **host.write(rows)) for rows in (words, words[2:]))
@@ -66,23 +71,12 @@ def test_params_are_evaluated_and_saved_as_they_are(line, tmp_path):
     np.testing.assert_array_equal(saved["kept"], [1, 1])
 
 
-def test_a_dataset_is_written_as_files_of_numpy(line, tmp_path):
-    found = line.ask("dataset", split="train", path=str(tmp_path / "new"))["arrays"]
-    assert found[0] == {"name": "x", "file": "x.npy", "dtype": "float32", "shape": [4, 3]}
-    assert np.load(tmp_path / "new" / "y.npy").shape == (4,)
-
-
-def test_arrays_begin_as_an_inner_loop_would_have_them(line):
-    model_id = line.ask("init_model", device="cpu", seed=3)["model_id"]
-    assert model_id == "m1"
-
-
 @pytest.mark.parametrize(
     "method, params, expected",
     [
         ("gradient", {"rows": 0, "width": 4, "seed": 0}, "0 rows of 4 words"),
         ("gradient", {"rows": 1, "width": 3, "seed": 0}, "rows of 4 words expected"),
-        ("measure", {"rows": 4096, "width": 4}, "room for 1024 words"),
+        ("measure", {"rows": 2**13, "width": 4}, "room for 16384 words"),
         ("gradient", {"rows": 1, "width": 4}, "'seed' is missing"),
         ("open_arrays", {"params": [0, 9], "gradients": [0, 4], "rows": [0, 4]}, "params of 9"),
         ("open_arrays", {"params": [0, 4], "gradients": [9999, 4], "rows": [0, 4]}, "gradients"),
@@ -90,21 +84,19 @@ def test_arrays_begin_as_an_inner_loop_would_have_them(line):
         ("save", {}, "unknown method 'save'"),
     ],
 )
-def test_what_does_not_fit_is_refused(line, method, params, expected):
-    (words, spec), _ = line_rows(1)
+def test_what_does_not_fit_is_refused(line, method, params, expected, tmp_path):
+    (_, spec), _ = line_rows(1)
     line.begin(spec, exclude=["kept"])
+    arrays = SharedArrays(tmp_path, 4)
     if method == "open_arrays":
-        params = {**params, "path": str(line.folder / "arrays")}
+        params = arrays.request() | params
     with pytest.raises(WorkerError, match=expected):
         line.ask(method, **params)
+    arrays.forget()
 
 
 def test_a_step_before_its_time_is_refused(tmp_path, host):
-    paths, early = (
-        [Path(__file__).parent],
-        pytest.raises(WorkerError, match="gradient before begin"),
-    )
-    with Host("line_model:Line", {}, tmp_path, paths=paths) as other, early:
+    with Host("line_model:Line", {}, tmp_path, [HERE]) as other, refused("gradient before begin"):
         other.ask("gradient", rows=1, width=4, seed=0)
-    with pytest.raises(WorkerError, match="Plain has no gradient"):
+    with refused("Plain has no gradient"):
         host.ask("begin")
