@@ -89,7 +89,7 @@ class Worker:
         self.name = f"workload {workload_of(run).factory}"
         self._lock = threading.Lock()
         self._session: WorkerSession | None = None
-        self._counted = b""  # hash of the params at which statistics stand
+        self._counted: tuple[bytes, dict] = b"", {}  # hash of the params, and statistics at these
         self._facts: dict[Path, tuple] | None = None  # of files that it must not change
         self._folder: tempfile.TemporaryDirectory | None = None
 
@@ -218,7 +218,7 @@ class Worker:
 
     def statistics(self, params: Tree) -> dict[str, np.ndarray]:
         """Return the workload's statistics of batch norms at these params, by name; {} without."""
-        return self.ask(lambda session: self._count_statistics(session, params, again=True))
+        return self.ask(lambda session: self._count_statistics(session, params))
 
     def save(self, params: Tree, folder: Path) -> None:
         """Have the worker's workload write its model, at these params, into an empty folder."""
@@ -323,28 +323,25 @@ class Worker:
         folder = Path(self._folder.name)
         if self._facts is None:
             self._facts = self._facts_of_files()
-        process, self._counted = WorkerProcess.start(_command(self.run), folder), b""
+        process, self._counted = WorkerProcess.start(_command(self.run), folder), (b"", {})
         try:
             self._check_able(process)
             device = process.result("runtime_device", "capability_probe", {}).runtime_device
             asked = {"state_dict_filter": self.patterns, "seed": workload_of(self.run).seed}
-            arrays, shares = None, GRADIENT in process.hello.capabilities
-            if shares:
+            arrays: SharedArrays | None = None
+            if GRADIENT in process.hello.capabilities:
                 description = self._described(process, asked)
+                arrays = SharedArrays(folder, description.parameters)
+                _share(process, arrays)
             else:
                 description = self._planned(process, device, asked)
             self._check_imports(process)
-            if shares:
-                arrays = SharedArrays(folder, description.parameters)
-                _share(process, arrays)
         except BaseException:
             process.close()
             raise
         return WorkerSession(process, description, device, arrays, asked)
 
-    def _count_statistics(
-        self, session: WorkerSession, params: Tree, *, again: bool = False
-    ) -> dict[str, np.ndarray]:
+    def _count_statistics(self, session: WorkerSession, params: Tree) -> dict[str, np.ndarray]:
         """Have the worker compute statistics of batch norms, unless they stand at these params.
 
         The seed draws their rows: whoever has the params and these rows gets the same statistics.
@@ -353,12 +350,11 @@ class Worker:
             return {}
         _put_params(session, params)
         digest = hashlib.sha256(session.arrays.params).digest()
-        if digest == self._counted and not again:
-            return {}
-        request = _put(session, params, rows_NW)
-        values = session.process.result("values", "statistics", request).values
-        self._counted = digest
-        return values
+        if digest != self._counted[0]:
+            request = _put(session, params, rows_NW)
+            answer = session.process.result("values", "statistics", request)
+            self._counted = digest, answer.values
+        return self._counted[1]
 
     def _check_able(self, process: WorkerProcess) -> None:
         """Check that the worker can do what the run asks of its workload."""
