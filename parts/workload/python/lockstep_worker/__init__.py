@@ -25,6 +25,4 @@ def brought(name: str) -> ModuleType | None:
 def __getattr__(name: str) -> Any:
     if name != "TorchWorkload":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .torch_workload import TorchWorkload
-
-    return TorchWorkload
+    return import_module(".torch_workload", __name__).TorchWorkload
