@@ -45,7 +45,7 @@ def read(
       NetError: the server refuses, has another version of the file, or failed too often.
       CancelledError: `cancelled` was set.
     """
-    if not is_only_read and (cached := in_hub_cache(origin.url, origin.size)) is not None:
+    if not is_only_read and (cached := in_hub_cache(origin)) is not None:
         tag = str(cached.stat().st_mtime_ns)
         yield from _read_local(Origin(url=str(cached), size=origin.size, tag=tag), start, stop)
         return
@@ -190,18 +190,18 @@ def _resolve_hub(url: str) -> Request:
     return Request(address, hub_headers(), f"{repo_id}: {name}")
 
 
-def in_hub_cache(url: str, size: int) -> Path | None:
+def in_hub_cache(origin: Origin) -> Path | None:
     """Return the path of a file in the cache of the hub's own client, if it has the file."""
-    if not url.startswith("hf://"):
+    if not origin.url.startswith("hf://"):
         return None
     from huggingface_hub import try_to_load_from_cache
 
-    kind, repo_id, commit, name = _parts_of_hub(url)
+    kind, repo_id, commit, name = _parts_of_hub(origin.url)
     cached = try_to_load_from_cache(repo_id, name, revision=commit, repo_type=kind)
     if not isinstance(cached, str):  # absent, or known not to exist
         return None
     path = Path(cached)
-    return path if path.is_file() and path.stat().st_size == size else None
+    return path if path.is_file() and path.stat().st_size == origin.size else None
 
 
 def _parts_of_hub(url: str) -> tuple[str, str, str, str]:

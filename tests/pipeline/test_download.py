@@ -25,10 +25,15 @@ from pipeline.tokens.shards import read_shards
 from pipeline.toml_file import read_toml
 from tests import tiny
 from tests.errors import refused
-from tests.pipeline.sources.places import LENGTH, PLACES, TRUTH, Place
+from tests.offered import offered
+from tests.pipeline.sources import places
+from tests.pipeline.sources.places import LENGTH, TRUTH, Place
 from tests.pipeline.tokens.shards_folder import open_shards
 
 RUN = PROJECT / "params" / "run.toml"
+PLACES = places.PLACES.copy()  # and those of parts
+for _part in offered("places"):
+    PLACES |= _part.PLACES
 LISTED = ("local", "single_url", "numbered", "gcp", "hub", "url", "weighted_by_length", "weighted")
 
 

@@ -202,7 +202,7 @@ class _Fetch:
         origin, done = self.transfer.origin, os.fstat(part.fileno()).st_size
         if origin.checksum is None or (done and self.transfer.size == origin.size):
             return
-        path = remote.in_hub_cache(origin.url, origin.size)
+        path = remote.in_hub_cache(origin)
         with suppress(OSError):  # it may go at any time; what is there of it is completed
             if path is not None:
                 with open(path, "rb") as file:

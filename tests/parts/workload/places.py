@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from tests.pipeline.sources.place import LENGTH, SEEDED, Place
+from tests.pipeline.sources.places import LENGTH, SEEDED, Place
 
 
 @contextmanager

@@ -4,22 +4,45 @@ import gzip
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from pipeline.sources.text import corpus
-from tests.offered import offered
 from tests.pipeline.net import token_servers
 from tests.pipeline.net.token_servers import HOW
 from tests.pipeline.sources.corpora import on_hub, parquet_of
-from tests.pipeline.sources.place import LENGTH, SEEDED, Place
 from tests.servers import s3 as s3_server
+from tests.servers import web
 from tests.servers.bucket import Bucket
 from tests.servers.files import Files
 
 VOCAB = 900
+SEEDED = HOW["shuffle"]
+LENGTH = 32  # tokens of a sequence in these tests
+
+
+@dataclass
+class Place:
+    """Where tokens are.
+
+    Attributes:
+      location: as a run file has it.
+      servers: that are asked.
+      listed: whether it is token files as they stand, so that it can be limited and streamed.
+      sure: whether each sequence comes just once.
+    """
+
+    location: dict | str
+    servers: list[web.Served] = field(default_factory=list)
+    listed: bool = True
+    sure: bool = True
+
+    def sent(self) -> int:
+        """Bytes of files that servers have sent."""
+        return sum(sum(server.sent.values()) for server in self.servers)
 
 
 def token_file(number: int) -> bytes:
@@ -181,5 +204,3 @@ PLACES = {
     "preprocessed": _preprocessed,
     "dummy": _dummy,
 }
-for _part in offered("places"):
-    PLACES |= _part.PLACES
