@@ -14,7 +14,7 @@ from lockstep.protocol import consensus, driver
 from lockstep.protocol.driver import RunProgress
 from lockstep.protocol.round import Evidence, Message, Round
 from lockstep.transcript.entry import Entry, EpochParams
-from lockstep.transcript.recomputed import follow
+from lockstep.transcript.recomputed import ContradictionError, begin_round, finish_round, follow
 from lockstep.transcript.transcript import RoundsFile, Writer
 from lockstep.transcript.windows import Snapshots
 from pipeline import runfile
@@ -166,3 +166,36 @@ def test_payloads_that_lost_bytes_before_a_checkpoint_are_refused_in_one_line(tm
     payloads.write_bytes(whole[:-1])
     with refused(len(whole) - 1, len(whole)):
         writer.cut(2)
+
+
+# ---- Who left, pauses, and who stored an epoch's params ----
+
+EVENTFUL = led(3).entries  # two leave in round 3, and there is a pause in round 1
+ANOTHER = EpochParams(peer=1, params="ab" * 32)
+TAMPERED = {  # a round and its false record; the round that contradicts it, and what of that
+    "nobody left": (3, {"left": ()}, 4, "assignment"),
+    "who was away left": (5, {"left": (2,)}, 5, "rounds"),
+    "no pause": (1, {"paused": False}, 1, "decision"),
+    "a pause": (2, {"paused": True}, 2, "decision"),
+    "a pause at an epoch's end": (7, {"paused": True}, 8, "assignment"),
+    "nobody stored": (1, {"checkpointed": None}, 1, "decision"),
+    "another stored": (1, {"checkpointed": ANOTHER}, 1, "decision"),
+    "somebody stored": (2, {"checkpointed": ANOTHER}, 2, "decision"),
+}
+
+
+@pytest.mark.parametrize("case", TAMPERED)
+def test_who_left_a_pause_and_who_stored_params_are_recomputed(case):
+    number, false, step, kind = TAMPERED[case]
+    entries, progress = list(EVENTFUL), start()
+    entries[number - 1] = entries[number - 1].model_copy(update=false)
+    with pytest.raises(ContradictionError) as caught:
+        for entry in entries:
+            progress = finish_round(begin_round(progress, entry), entry)
+    assert (caught.value.step, caught.value.kind) == (step, kind)
+
+
+def test_a_round_says_who_left_and_that_there_was_a_pause_only_where_it_was_so():
+    for entry in EVENTFUL:
+        said = json.loads(entry.model_dump_json())
+        assert ("left" in said, "paused" in said) == (bool(entry.left), entry.paused)

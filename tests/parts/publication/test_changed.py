@@ -12,7 +12,7 @@ from parts.publication import layout
 from tests import tiny
 from tests.errors import refused
 from tests.parts.publication.published_run import add, change_json, flip, forge, lose, verify
-from tests.pipeline.audit.test_strange_bundles import put
+from tests.pipeline.audit.bundle.test_strange import put
 
 pytestmark = pytest.mark.long
 
@@ -44,6 +44,9 @@ CHANGED = {
     "no rounds": (
         change_json(layout.MANIFEST, lambda m: m["files"].pop(layout.ROUNDS)),
         "does not list proof/transcript/rounds.jsonl.gz"),
+    "another number of windows": (
+        change_json(layout.MANIFEST, lambda m: m.update(windows=9)),
+        "windows is 9, and proof/rows/ has 1"),
     "100 GB": (
         change_json(layout.MANIFEST, lambda m: m["files"]["README.md"].update(bytes=10**11)),
         "100.0 GB, expected at most 1 GB"),

@@ -190,6 +190,28 @@ def test_a_fault_is_seen_and_nobody_else_is_named(kind, case, verified, honest, 
             found = [(max(FIRST, (step - 1) // 4 * 4 + 1), *rest) for step, *rest in found]
         assert found == [(step, LIAR, what, applied) for step, what, applied in case.found]
         assert {peer for _, peer, _, _ in seen.blamed} == (liars if case.found else set())
+    if timed and case.form == "signs":
+        expect_back(seen, case, dropped={LIAR: FIRST} if kind == "crash" else {})
+
+
+def expect_back(seen: Seen, case: Case, dropped: dict[int, int]) -> None:
+    """Who comes back or joins takes part from the next epoch on."""
+    entries = seen.transcript.rounds
+    assert (seen.blamed, seen.dropped) == ([], dropped)
+    (asked,) = (e.round.step for e in entries if LIAR in e.asked and e.round.step > 1)
+    assert asked == case.rounds[1] + 1
+    (joined,) = (e for e in entries if e.round.joined)
+    assert joined.round.joined == (LIAR,) and joined.joined_params is not None
+    last = entries[joined.round.step - 2]
+    assert joined.round.epoch == last.round.epoch + 1 and last.round.step >= asked - 1
+    members = [LIAR in e.round.peers for e in entries]
+    away = slice(FIRST if dropped else 0, joined.round.step - 1)
+    assert members == [n not in range(12)[away] for n in range(12)]
+    assert all(
+        LIAR in e.evidence.messages
+        for e in entries[joined.round.step - 1 :]
+        if LIAR in e.round.assignment
+    )
 
 
 # ---- What is nobody's lie ----
@@ -222,28 +244,3 @@ def test_a_witness_that_denies_costs_a_message_where_all_witnesses_have_to_agree
     assert expect_given_out_again(seen) in (seen.fired[kind], seen.fired[kind] - 1)
     assert {row[1:] for row in seen.blamed} == {(LIAR, "attestation", False)}
     assert len(seen.blamed) == seen.fired[kind]
-
-
-@pytest.mark.parametrize("verified", [True, False], ids=["verified", "audited"])
-@pytest.mark.parametrize("kind", ["crash", "join"])
-def test_who_comes_back_or_joins_takes_part_from_the_next_epoch_on(kind, verified, tmp_path):
-    schedule = CASES[kind].schedule(kind)
-    run = run_of("signs", *schedule, verified=verified, total_steps=12, **BY_TIME)
-    seen = see("signs", run, tmp_path / "transcript")
-    entries = seen.transcript.rounds
-    assert (seen.ejected, seen.blamed) == ({}, [])
-    assert seen.dropped == ({LIAR: FIRST} if kind == "crash" else {})
-    (asked,) = (e.round.step for e in entries if LIAR in e.asked and e.round.step > 1)
-    assert asked == schedule[0]["rounds"][1] + 1
-    (joined,) = (e for e in entries if e.round.joined)
-    assert joined.round.joined == (LIAR,) and joined.joined_params is not None
-    last = entries[joined.round.step - 2]
-    assert joined.round.epoch == last.round.epoch + 1 and last.round.step >= asked - 1
-    members = [LIAR in e.round.peers for e in entries]
-    away = slice(FIRST, joined.round.step - 1) if kind == "crash" else slice(joined.round.step - 1)
-    assert members == [n not in range(12)[away] for n in range(12)]
-    assert all(
-        LIAR in e.evidence.messages
-        for e in entries[joined.round.step - 1 :]
-        if LIAR in e.round.assignment
-    )

@@ -56,6 +56,13 @@ def change_json(path: Path, change: Callable[[dict], object]) -> None:
     write_json(path, said)
 
 
+def flip_bit(path: Path) -> None:
+    """Changes the last byte of a file, and of no other that is the same one on the disk."""
+    data = path.read_bytes()
+    path.unlink()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+
+
 def seal(folder: Path) -> None:
     """Makes bundle.json list the files as they are: whoever changes them can do that too."""
     change_json(folder / bundle.MANIFEST, lambda said: said.update(files=bundle.listing(folder)))

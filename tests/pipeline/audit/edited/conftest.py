@@ -9,16 +9,7 @@ import pytest
 from lockstep.transcript.transcript import Transcript
 from tests import tiny
 from tests.lockstep.swarm.simulated import BY_TIME, lab, run_of
-from tests.pipeline.audit.edited.audited_run import (
-    Audited,
-    flat,
-    with_checks,
-    with_joined,
-    with_late,
-    with_other,
-    with_ruling,
-    with_silent,
-)
+from tests.pipeline.audit.edited.audited_run import WHERE, Audited, flat
 
 
 @pytest.fixture(scope="session")
@@ -42,8 +33,8 @@ def eventful(tmp_path_factory) -> Audited:
     run = run_of("signs", *faults, verified=True, **times)
     folder = tiny.in_common(tmp_path_factory, "eventful", partial(lab("signs").train, run))
     entries = Transcript(folder).rounds
-    for there in (with_late, with_other, with_ruling, with_silent, with_joined, with_checks):
-        assert any(there(flat(entry.model_dump(mode="json"))) for entry in entries), there
+    for name, there in WHERE.items():
+        assert any(there(flat(entry.model_dump(mode="json"))) for entry in entries), name
     return Audited(run, folder)
 
 

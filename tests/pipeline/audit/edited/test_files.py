@@ -1,40 +1,31 @@
 """Files of a transcript that were changed, are missing or are of another run."""
 
-import json
 import shutil
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
 
 from lockstep.errors import LockstepError
-from lockstep.files import read_json
 from lockstep.transcript.transcript import Transcript
-from lockstep.transcript.trees import load_nested, tree_hash
 from tests.errors import refused
-from tests.lockstep.swarm.simulated import lab
-from tests.pipeline.audit.edited.audited_run import edit_arrays, record
+from tests.pipeline.audit.bundle.bundled_run import change_json, flip_bit
+from tests.pipeline.audit.edited.audited_run import edit_arrays, rows
 
 pytestmark = pytest.mark.long
 
 
 def test_a_flipped_bit_of_a_payload_is_a_finding(audited, transcript):
-    path = transcript / "payloads" / "00001.bin"
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.unlink()
-    path.write_bytes(data)
+    flip_bit(transcript / "payloads" / "00001.bin")
     last = max(Transcript(transcript).rounds[3].evidence.messages)
-    assert (4, last) in [(f.round, f.peer) for f in audited.audit(transcript)]
+    assert (4, last) in [row[:2] for row in rows(audited.audit(transcript))]
 
 
 def test_rounds_that_are_missing_or_too_many_are_findings(audited, transcript):
     path = transcript / "rounds.jsonl"
     lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(lines[:5]))
-    assert [(f.round, f.kind) for f in audited.audit(transcript)] == [(6, "rounds")]
-    path.write_text("".join([*lines, lines[-1]]))
-    assert [(f.round, f.kind) for f in audited.audit(transcript)] == [(8, "rounds")]
+    for step, left in ((6, lines[:5]), (8, [*lines, lines[-1]])):
+        path.write_text("".join(left))
+        assert rows(audited.audit(transcript)) == [(step, None, "rounds")]
 
 
 @pytest.mark.parametrize(
@@ -48,15 +39,14 @@ def test_rounds_that_are_missing_or_too_many_are_findings(audited, transcript):
 )
 def test_snapshots_other_than_the_run_file_asks_for_are_a_finding(audited, transcript, edit):
     edit(transcript / "snapshots")
-    found = [(f.round, f.peer, f.kind) for f in audited.audit(transcript)]
-    assert found == [(0, None, "snapshot")]
+    assert rows(audited.audit(transcript)) == [(0, None, "snapshot")]
 
 
 @pytest.mark.parametrize("step", [0, 4, 8])
 @pytest.mark.parametrize("name", ["params", "own-001"])
 def test_a_snapshots_file_that_was_changed_is_a_finding(audited, transcript, step, name):
     edit_arrays(transcript, step, name)
-    assert [(f.round, f.kind) for f in audited.audit(transcript)] == [(step, "snapshot")]
+    assert rows(audited.audit(transcript)) == [(step, None, "snapshot")]
 
 
 def test_a_snapshots_file_that_is_missing_is_a_finding_that_names_no_machine(audited, transcript):
@@ -68,9 +58,7 @@ def test_a_snapshots_file_that_is_missing_is_a_finding_that_names_no_machine(aud
 
 @pytest.mark.parametrize(("step", "value"), [(4, np.nan), (8, np.inf)])
 def test_a_state_that_is_no_number_is_a_finding_whatever_its_hash(audited, transcript, step, value):
-    edit_arrays(transcript, step, "own-001", value)
-    own = load_nested(transcript / "snapshots" / f"{step:05}" / "own-001.safetensors")
-    record(transcript, step, lambda recorded: recorded["own"].__setitem__(1, tree_hash(own)))
+    edit_arrays(transcript, step, "own-001", value, hashed=True)
     (finding,) = audited.audit(transcript)
     assert (finding.round, finding.peer, finding.kind) == (step, None, "snapshot")
     assert finding.detail.startswith(f"snapshots/{step:05}/own-001.safetensors: tensor ")
@@ -78,9 +66,7 @@ def test_a_state_that_is_no_number_is_a_finding_whatever_its_hash(audited, trans
 
 
 def test_another_start_than_the_auditors_is_a_finding(audited, transcript):
-    edit_arrays(transcript, 0, "params")
-    params, _ = Transcript(transcript).agreed(0, lab("signs").begin.state)
-    record(transcript, 0, lambda recorded: recorded.update(params=tree_hash(params)))
+    edit_arrays(transcript, 0, "params", hashed=True)
     (finding,) = audited.audit(transcript)
     assert (finding.round, finding.kind) == (0, "snapshot")
     assert "stage convert" in finding.detail
@@ -88,27 +74,18 @@ def test_another_start_than_the_auditors_is_a_finding(audited, transcript):
 
 @pytest.mark.parametrize("part", ["run", "model"])
 def test_a_header_that_tells_of_another_run_is_a_finding(audited, transcript, part):
-    header = read_json(transcript / "header.json")
-    header[part] = header[part] | {"rms_norm_eps": 1.0}
-    (transcript / "header.json").write_text(json.dumps(header))
+    change_json(transcript / "header.json", lambda header: header[part].update(rms_norm_eps=1.0))
     assert [f.kind for f in audited.audit(transcript)] == ["header"]
 
 
 @pytest.mark.parametrize("machine", ["this one", "another"])  # merges go by rules on any
 def test_params_that_do_not_follow_are_a_finding_about_the_author(audited, transcript, machine):
-    header = read_json(transcript / "header.json")
     if machine == "another":
-        header["environment"]["device_kind"] = machine
-        (transcript / "header.json").write_text(json.dumps(header))
-    path = transcript / "snapshots" / "00008" / "params.safetensors"
-    arrays = {name: value * 1.5 for name, value in load_file(path).items()}
-    path.unlink()
-    save_file(arrays, path)
-    params, _ = Transcript(transcript).agreed(8, lab("signs").begin.state)
-    record(transcript, 8, lambda recorded: recorded.update(params=tree_hash(params)))
+        other = {"device_kind": machine}
+        change_json(transcript / "header.json", lambda header: header["environment"].update(other))
+    edit_arrays(transcript, 8, "params", hashed=True)
     assert audited.audit(transcript) == []
-    found = [(f.round, f.peer, f.kind) for f in audited.replay(transcript)]
-    assert found == [(8, None, "params")]
+    assert rows(audited.replay(transcript)) == [(8, None, "params")]
 
 
 @pytest.mark.parametrize("line", ["{}", "no JSON", '{"round": {"step": "1"}}'])
@@ -124,7 +101,6 @@ def test_a_line_that_is_no_round_is_one_line_of_error(transcript, line):
     [(2, "release 0.2"), (3, "version before release 0.3"), (7, "a later release")],
 )
 def test_another_format_names_the_release_that_reads_it(number, reader, transcript):
-    header = read_json(transcript / "header.json") | {"format": number}
-    (transcript / "header.json").write_text(json.dumps(header))
+    change_json(transcript / "header.json", lambda header: header.update(format=number))
     with pytest.raises(LockstepError, match=f"format {number}, expected 4; .*{reader} reads it"):
         _ = Transcript(transcript).header
