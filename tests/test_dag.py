@@ -162,7 +162,7 @@ IMPORTS_NO = {  # what may be known before the other is imported, which takes se
     "pipeline.runfile": ("jax", "numpy", "optax"),
     "pipeline.audit.unchecked_bundle": ("jax",),
     "parts.carrier.sidecar": ("jax",),
-    "parts.publication.commands": ("jax",),
+    "parts.publication.readers_checks": ("jax",),
 }
 
 

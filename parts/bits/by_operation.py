@@ -20,7 +20,7 @@ UPDATES = {"update_jaxpr", "update_consts"}  # of a scatter, which follow from i
 
 
 class Value(NamedTuple):
-    """An array that an operation gave: the number of that, and which of its results it is."""
+    """An array in a program, the number of the operation that gave it, and which result it is."""
 
     array: Any
     source: tuple[int, int]
@@ -45,7 +45,7 @@ class _Taking(Opened):
     def hear(
         self, what: str, primitive: str, settings: dict[str, Any], operands: Arrays, results: Arrays
     ) -> Arrays:
-        """Tell of an operation, and return its results as those of this one."""
+        """Hand an operation to who hears it; return its results, each with its source."""
         arrays = list(map(self._seen, operands))
         said = RecordedOperation(
             what=brief(what, LONGEST_TEXT),

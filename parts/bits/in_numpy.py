@@ -129,7 +129,7 @@ SINGLE: dict[str, InNumPy] = {
     "mul": _alike(np.multiply), "ne": _alike(np.not_equal), "neg": _alike(np.negative),
     "not": _alike(np.bitwise_not), "or": _alike(np.bitwise_or),
     "reduce_and": _over_axes(np.all), "reduce_max": _over_axes(_extreme(np.max)),
-    "reduce_min": _over_axes(_extreme(np.min)), "reduce_or": _over_axes(np.any), 
+    "reduce_min": _over_axes(_extreme(np.min)), "reduce_or": _over_axes(np.any),
     "rem": lambda x, y, _: np.where(y == 0, x, np.fmod(x, y | (y == 0))),
     "shift_left": _alike(np.left_shift), "shift_right_arithmetic": _alike(np.right_shift),
     "sign": lambda x, _: np.copysign(np.sign(x), x) if is_real(x) else np.sign(x),

@@ -16,7 +16,7 @@ PUBLISHED_WINDOWS = 4  # that `lockstep publish` draws where nobody asks for ano
 
 
 class VerifyOutcome(Enum):
-    """The word, the exit status, and what they mean."""
+    """An outcome of `verify`: its word, its exit status, and what they mean."""
 
     VERIFIED = "verified", 0, "nothing contradicts it, and the reader chose what was repeated"
     CONSISTENT = (

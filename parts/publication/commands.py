@@ -3,23 +3,14 @@
 Nothing heavy is imported before one of them runs.
 """
 
-import dataclasses
-import errno
-import io
 import json
-import os
-import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, TextIO
+from typing import Annotated
 
 import typer
 
-from lockstep import __version__
-from lockstep.errors import LockstepError, RequestError, UnfinishedError, brief, shown
+from lockstep.errors import LockstepError, shown
 from lockstep.files import named_place
 from parts.publication.claims import PUBLISHED_WINDOWS, VerifyOutcome, table
 from pipeline.command_options import (
@@ -31,59 +22,9 @@ from pipeline.command_options import (
     Root,
     RunFile,
     check_word,
-    refuse,
 )
-from pipeline.joints import Joint
-from pipeline.stage.keys import STAGES
-
-if TYPE_CHECKING:
-    from parts.publication.claims import Verified
-    from parts.publication.fetch import Limits, PublicListing
-    from parts.publication.layout import ReaderAsks
-    from pipeline.audit.unchecked_bundle import WorkerOfReader
-    from pipeline.net.limits import NetSettings
-    from pipeline.recheck.claim import PublicClaim
 
 app = typer.Typer()
-
-
-class OffersVerification(Protocol):
-    """Runs in a store, of which something is known without a publication.
-
-    OPTIONS: The options of `lockstep verify` that are about such a run.
-    """
-
-    OPTIONS: Collection[str]
-
-    def is_run(self, source: str, network: "NetSettings") -> bool:
-        """Return whether an address is that of a run in a store, to be verified."""
-
-    def verify(  # noqa: PLR0913
-        self,
-        source: str,
-        root: Path,
-        replays: Sequence[str],
-        say: Callable[[str], object],
-        *,
-        follows: bool,
-        key: Path | None,
-        network: "NetSettings",
-        max_gb: int,
-    ) -> tuple[bool, list["PublicClaim"], list[str], str]:
-        """Return what `Verified` consists of, of a run in a store."""
-
-
-STORED_VERIFICATIONS = Joint[OffersVerification]("stored_verification")
-
-# What a system says of its own disk, folders and memory. A publication can be the cause of others,
-# such as a file that is not there.
-OF_THIS_MACHINE = {
-    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO),
-    *(errno.EMFILE, errno.ENFILE, errno.ENOLCK, errno.ENOMEM, errno.ENOTDIR, errno.EEXIST),
-}
-DECIDED = (VerifyOutcome.VERIFIED, VerifyOutcome.CONSISTENT, VerifyOutcome.CONTRADICTED)
-OF_A_STAGE = re.compile(rf"^({'|'.join(STAGES)}): ", re.MULTILINE)
-LONGEST = 1000  # characters of a reason, which may quote a stranger's file
 
 
 def _holds_shards(folder: Path | None) -> Path | None:
@@ -145,7 +86,6 @@ Replays = Annotated[
         help="Of volunteers: a window to repeat, counted from 0, or `drawn`; repeats.",
     ),
 ]
-AGAIN = "the same command begins again, and fetches no byte twice"
 
 
 @app.command(rich_help_panel=RESULTS)
@@ -228,30 +168,28 @@ def verify(  # noqa: PLR0913 - each is an option
 ) -> None:
     """Check a publication, or a run of volunteers: follow its params, repeat a sample."""
     from lockstep.machine import allocator
-    from parts.publication.fetch import Limits
-    from parts.publication.layout import ReaderAsks
-    from pipeline.audit import unchecked_bundle
+    from parts.publication import in_toto
+    from parts.publication import readers_checks as checks
     from pipeline.runfile import Network
 
     allocator.tune()
-    limits = Limits(max_gb, Network(attempts=attempts, stall_seconds=stall_seconds))
-    asks = ReaderAsks(seed, windows, checkpoint, shards, tasks, key)
-    listings: list[PublicListing] = []
+    limits = checks.Limits(max_gb, Network(attempts=attempts, stall_seconds=stall_seconds))
+    asks = checks.ReaderAsks(seed, windows, checkpoint, shards, tasks, key)
+    listings: list[checks.PublicListing] = []
     _check_attest(attest, signing_key)
     try:
         check_word(seed)
-        worker = unchecked_bundle.WorkerOfReader(worker_python, worker_module, worker_path)
-        published = partial(_verify, source, root, limits, asks, worker, listings)
-        verified = _verify_source(context, limits, published)
+        worker = checks.WorkerOfReader(worker_python, worker_module, worker_path)
+        verified = checks.verify(context, limits, asks, worker, listings)
         outcome, result, text = verified.outcome, verified.to_json(), verified.text
     except LockstepError as error:
         nothing = {"bitwise": False, "claims": {}, "training": None}
-        outcome, result = _outcome(error), {"reason": str(error)} | nothing
+        outcome, result = checks.outcome_of(error), {"reason": str(error)} | nothing
         text = f"{outcome.word}: {error}"
     result = {"verified": not outcome.status, "outcome": outcome.word} | result
     print(json.dumps(result) if as_json else text)
     if attest is not None:
-        _attest(attest, listings, asks, outcome, result, signing_key)
+        in_toto.write(attest, listings, asks, outcome, result, signing_key)
     raise typer.Exit(outcome.status)
 
 
@@ -267,23 +205,6 @@ def _check_attest(path: Path | None, key: Path | None) -> None:
         signature.check_private(key)
 
 
-def _attest(
-    path: Path,
-    listings: "list[PublicListing]",
-    asks: "ReaderAsks",
-    outcome: VerifyOutcome,
-    result: dict[str, Any],
-    signing_key: Path | None,
-) -> None:
-    """Write the outcome of `verify`, unless nothing was decided."""
-    if outcome not in DECIDED or not listings:
-        print(f"verify: {path}: not written, since nothing was decided", file=sys.stderr)
-        return
-    from parts.publication import in_toto
-
-    in_toto.write(path, listings[0], asks, outcome, result, signing_key)
-
-
 @app.command(epilog=table(), rich_help_panel=RESULTS)
 def attestation(
     file: Annotated[Path, typer.Argument(help="What `lockstep verify --attest` wrote.")],
@@ -297,58 +218,20 @@ def attestation(
     data: Annotated[str, typer.Option(help="The data's SHA-256, as `[pins] data`.")] = "",
 ) -> None:
     """Check an attestation: who signed it, of which weights, and what it says."""
-    from parts.publication import in_toto
+    from parts.publication import in_toto, readers_checks
 
     due = {name: value for name, value in (("--method", method), ("--data", data)) if value}
     try:
         said = in_toto.read(file, keys or (), weights or ())
         in_toto.check_asked(said, share, proven or (), due)
     except (LockstepError, OSError) as error:
-        print(f"{(outcome := _outcome(error)).word}: {shown(str(error))}")
+        print(f"{(outcome := readers_checks.outcome_of(error)).word}: {shown(str(error))}")
         raise typer.Exit(outcome.status) from error
     rows = [f"  - {name}: {shown(json.dumps(value))}" for name, value in said.training.items()]
     first, rest = said.text.split("\n", 1)
     print(first, "its verifier says:", rest, "what was trained, as known as these", sep="\n")
     print(*rows, "not shown here: whose key it is, and that its holder did as it says", sep="\n")
     raise typer.Exit(said.outcome.status)
-
-
-def _outcome(error: Exception) -> VerifyOutcome:
-    """Return the outcome of a publication whose check ended in this error."""
-    from pipeline.net.limits import NotFetchedError
-
-    if isinstance(error, RequestError):
-        return VerifyOutcome.NOT_ASKED
-    if isinstance(error, NotFetchedError):
-        return VerifyOutcome.NOT_FETCHED
-    cause: BaseException | None = error
-    while cause is not None:
-        if _is_of_this_machine(cause):
-            return VerifyOutcome.NOT_FINISHED
-        cause = cause.__cause__
-    return VerifyOutcome.CONTRADICTED
-
-
-def _is_of_this_machine(error: BaseException) -> bool:
-    """Return whether `verify`'s error says something of this machine alone."""
-    if isinstance(error, RuntimeError):
-        return "RESOURCE_EXHAUSTED" in str(error)  # as XLA says it
-    if isinstance(error, OSError):
-        return error.errno in OF_THIS_MACHINE
-    return isinstance(error, MemoryError | UnfinishedError)
-
-
-@contextmanager
-def _for_reader() -> Iterator[None]:
-    """Leave out lines of XLA's own in `verify`, and say in one line that memory ran out."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # it raises what is an error here
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        if not _is_of_this_machine(error):
-            raise
-        line, *_ = str(error).splitlines() or ["Python had none left"]
-        raise UnfinishedError(f"out of memory: {line}") from error
 
 
 @app.command(rich_help_panel=RESULTS)
@@ -363,159 +246,15 @@ def replay(
 ) -> None:
     """Replay a finding from its bundle; exit with status 1 if the finding is not confirmed."""
     from lockstep.machine import allocator
-    from pipeline.audit import unchecked_bundle
+    from parts.publication import readers_checks as checks
 
     allocator.tune()
-    worker = unchecked_bundle.WorkerOfReader(worker_python, worker_module, worker_path)
+    worker = checks.WorkerOfReader(worker_python, worker_module, worker_path)
     try:
-        status = _replay(folder, max_gb, worker)
+        status = checks.replay(folder, max_gb, worker)
     except (LockstepError, OSError) as error:
-        if (outcome := _outcome(error)) is not VerifyOutcome.NOT_FINISHED:
+        if (outcome := checks.outcome_of(error)) is not VerifyOutcome.NOT_FINISHED:
             raise
         print(f"{outcome.word}: {shown(str(error))}", file=sys.stderr)
         status = outcome.status
     raise typer.Exit(status)
-
-
-@_for_reader()
-def _replay(folder: Path, max_gb: int, worker: "WorkerOfReader") -> int:
-    from pipeline.audit import unchecked_bundle
-    from pipeline.stage import devices
-
-    devices.prepare(unchecked_bundle.read_run(folder, max_gb, worker))
-    from pipeline.audit import bundle
-
-    return bundle.show(folder, max_gb, worker)
-
-
-class StagesAgain(io.TextIOBase):
-    """Writes what stages print, as lines of `verify`, which makes their results again."""
-
-    def __init__(self, file: TextIO):
-        self._file = file
-
-    def write(self, text: str) -> int:
-        """Write text of `verify`, whose lines may begin with a stage's name."""
-        return self._file.write(OF_A_STAGE.sub(r"verify: \1 again: ", text))
-
-    def flush(self) -> None:
-        """Write what of `verify`'s text is held back."""
-        self._file.flush()
-
-
-@_for_reader()
-def _verify_source(
-    context: typer.Context, limits: "Limits", published: Callable[[], "Verified"]
-) -> "Verified":
-    """Return what is known of a run of volunteers, or else of a publication.
-
-    A web server is asked for a publication first.
-    """
-    from pipeline.net.limits import NotFetchedError, UnreachableError
-
-    asked, stored = context.params, partial(_verify_stored, context, limits)
-    if asked["follow"] or asked["replays"] or not asked["source"].startswith("http"):
-        return stored() or published()
-    try:
-        return published()
-    except NotFetchedError as error:
-        verified = None if isinstance(error, UnreachableError) else stored()
-        if verified is None:
-            raise
-        return verified
-
-
-def _verify_stored(context: typer.Context, limits: "Limits") -> "Verified | None":
-    """Return what is known of a run of volunteers; None if the source is something else."""
-    from parts.publication.claims import Verified
-
-    asked, network = context.params, limits.network
-    source, follow, replays = asked["source"], asked["follow"], asked["replays"] or ()
-    for part in STORED_VERIFICATIONS:
-        if part.is_run(source, network):
-            refuse(
-                context, {*asked} - {"source", *part.OPTIONS}, f"of a run of volunteers: {source}"
-            )
-            out = sys.stdout
-            with redirect_stdout(StagesAgain(sys.stderr)):
-                tell = partial(print, file=sys.stderr if asked["as_json"] else out, flush=True)
-                say = tell if follow else bool
-                how = {"follows": follow, "key": asked["key"], **limits._asdict()}
-                try:
-                    return Verified(*part.verify(source, asked["root"], replays, say, **how))
-                except OSError as error:  # of a store it would be a line of its own
-                    raise UnfinishedError(f"{error.filename}: {error.strerror}") from error
-    if follow or replays:
-        raise RequestError(
-            f"{source}: not a run of volunteers, expected one for --follow or --replay"
-        )
-    return None
-
-
-def _verify(
-    source: str,
-    root: Path,
-    limits: "Limits",
-    asks: "ReaderAsks",
-    worker: "WorkerOfReader | None" = None,
-    listings: "list[PublicListing] | None" = None,
-) -> "Verified":
-    """Return what is known of a publication; everything printed goes to stderr.
-
-    Once found, it is appended to `listings`, whatever the checks find.
-    """
-    from parts.publication import fetch, in_toto, layout, signature, temporary_folder
-    from pipeline.audit import unchecked_bundle
-    from pipeline.net.limits import logging_attempts
-    from pipeline.stage import devices, logs
-
-    logs.to_stdout("WARNING")
-    data, folder, place = root / "data", None, None
-    try:
-        with redirect_stdout(sys.stderr), logging_attempts():
-            listing = fetch.find(source, data / "store", limits, signed=asks.key is not None)
-            if listings is not None:
-                listings.append(listing)
-            signed = signature.check(listing.signature, listing.digests, asks.key)
-            publication = listing.publication
-            skip = layout.not_needed(publication, layout.choose(publication, asks))
-            with (
-                temporary_folder.folder(data / "runs", "verify", AGAIN) as place,
-                listing.bring(place, skip) as folder,
-                _release_said(publication.release),
-            ):
-                run = unchecked_bundle.read_run(folder / layout.PROOF, limits.max_gb, worker)
-                if precision := layout.matmul_precision(folder):
-                    os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", precision)
-                devices.prepare(run)
-                from parts.publication import verify as verifying
-                from pipeline.recheck.published import ReaderFiles
-
-                own = ReaderFiles(asks.checkpoint, asks.shards, asks.tasks, place, data / "store")
-                most = limits.max_gb
-                verified = verifying.verify(folder, publication, run, asks, own, most)
-                return dataclasses.replace(
-                    verified, claims=[*in_toto.claims(listing), signed, *verified.claims]
-                )
-    except (LockstepError, OSError) as error:
-        text = re.sub(r"/proc/\d+/fd/\d+/", "", str(error))  # of a folder that is read in place
-        for where in (place and place / "unpacked", folder):
-            if where not in (None, Path()):  # names files as the publication does
-                text = text.replace(f"{where}/", "")
-        kind = type(error) if isinstance(error, LockstepError) else LockstepError
-        raise kind(brief(text, LONGEST)) from error
-    except RecursionError as error:  # a stranger's lists, hundreds deep
-        raise LockstepError(f"{source}: {error}, expected less deeply nested lists") from error
-
-
-@contextmanager
-def _release_said(release: str) -> Iterator[None]:
-    """Make an error say which release can read a publication, if it is another one."""
-    try:
-        yield
-    except LockstepError as error:
-        if release == __version__:
-            raise
-        raise type(error)(
-            f"{error}; it was published by release {brief(release)}, and this is {__version__}"
-        ) from error

@@ -67,7 +67,7 @@ def find(source: str, cache: Path, limits: Limits, *, signed: bool = False) -> P
 
     Raises:
       LockstepError: There is no publication, it is too large, or a file is missing or was added.
-        `Found.bring` raises it where a file has changed.
+        `PublicListing.bring` raises it where a file has changed.
     """
     if "://" in source:
         return _on_web(source, cache, limits, signed)
@@ -202,7 +202,7 @@ def _download(
     limits: Limits,
     author: str,
 ) -> Callable[[Path, set[str]], AbstractContextManager[Path]]:
-    """Return what fetches a publication's files, unless they are stored; see `Found.bring`."""
+    """Return what fetches a publication's files, unless they are stored; see `PublicListing`."""
     all_transfers = [
         Transfer(name, origin(name, file), file.bytes, author)
         for name, file in publication.files.items()

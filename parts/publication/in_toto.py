@@ -11,6 +11,7 @@ Docs: docs/reference/attestation.md; attestation.schema.json is that of `Atteste
 import hashlib
 import json
 import platform
+import sys
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version as version_of
@@ -127,13 +128,20 @@ def claims(listing: PublicListing) -> list[PublicClaim]:
 
 def write(  # noqa: PLR0913
     path: Path,
-    listing: PublicListing,
+    listings: Sequence[PublicListing],
     asks: ReaderAsks,
     outcome: VerifyOutcome,
     result: dict[str, Any],
-    key: Path | None = None,
+    key: Path | None,
 ) -> None:
-    """Write the in-toto statement of `result`, as `verify --json` has it; a `key` signs it."""
+    """Write the in-toto statement of `result`, as `verify --json` has it; a `key` signs it.
+
+    Without a listing of what was verified, or if nothing was decided, there is none.
+    """
+    if outcome not in LEVELS or not listings:
+        print(f"verify: {path}: not written, since nothing was decided", file=sys.stderr)
+        return
+    [listing] = listings
     versions = {"lockstep": version.with_commit(), "python": platform.python_version()}
     versions |= {package: version_of(package) for package in PACKAGES}
     sha256 = hashlib.sha256(listing.signature or b"").hexdigest()
@@ -156,7 +164,7 @@ def write(  # noqa: PLR0913
 def _statement(
     subject: dict[str, str], asked: dict[str, Any], level: str, said: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the in-toto statement of these, as a reader makes it again of a stranger's."""
+    """Return an in-toto statement; a reader makes a stranger's again with it, to compare."""
     content = json.dumps(asked, sort_keys=True, separators=(",", ":"))
     sha256 = hashlib.sha256(content.encode()).hexdigest()
     policy = {"uri": f"{OURS}verify/asked", "digest": {"sha256": sha256}, "annotations": asked}

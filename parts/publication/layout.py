@@ -89,7 +89,7 @@ PRECISIONS = ("default", "high", "highest", "bfloat16", "tensorfloat32", "float3
 
 
 class Publication(Table):
-    """proof/publication.json."""
+    """The list of a publication, proof/publication.json."""
 
     format: Literal[3]
     """Version of the format."""

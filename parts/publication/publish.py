@@ -4,9 +4,11 @@ import functools
 import os
 import shlex
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+import jax
 
 from lockstep import __version__
 from lockstep.errors import LockstepError, hide
@@ -73,7 +75,6 @@ def write(
         signature.check_private(key)  # before there is anything to sign
     paths, settings = Paths("report", run, root), runfile.load(run)
     _check_public(settings, run)
-    _check_repeatable(settings, run)
     unfinished = folder.with_name(f".{folder.name}.part")
     clean = functools.partial(shutil.rmtree, unfinished, ignore_errors=True)
     cleaning = signals.cleaning(clean, "the same command begins again")
@@ -95,12 +96,13 @@ def _write(
     folder: Path, settings: runfile.Run, paths: Paths, windows: int, seed: str | None
 ) -> tuple[Publication, int]:
     """Write a publication of a run, without a signature."""
-    exported = with_results(accepted(paths), paths)
+    exported = accepted(paths)
     _check_comparable(paths)
     only = EXPORTS.get(subject_of(settings).exports.model_file)
     exported = {name: file for name, file in exported.items() if not only or name in only}
     folder.parent.mkdir(parents=True, exist_ok=True)
-    _copy((file, folder / name) for name, file in exported.items())
+    for name, file in exported.items():
+        _copy(file, folder / name)
     if (commit := version.commit()) is not None:
         state_commit(folder / CARD, exported[CARD], commit)
     fields, total = _write_proof(folder, settings, paths, windows, seed, only)
@@ -130,35 +132,20 @@ def public(run: runfile.Run) -> dict[str, Any]:
 
 
 def _check_public(run: runfile.Run, path: Path) -> None:
-    """Refuse to publish a run whose transcript shows a secret: its header holds the tables."""
-    for text in _strings(run.model_dump(mode="json", exclude={"runtime"})):
-        if "://" in text and hide(text) != text:
+    """Refuse to publish a run whose transcript shows a secret, or that nobody else could repeat."""
+    tables = run.model_dump(mode="json", exclude={"runtime"})  # which its header holds
+    for text in jax.tree.leaves(tables):
+        if isinstance(text, str) and "://" in text and hide(text) != text:
             raise LockstepError(
                 f"{path}: {hide(text)} has a user, a password or a query, which the transcript "
                 "would show to everybody; expected an address without them"
             )
-
-
-def _check_repeatable(run: runfile.Run, path: Path) -> None:
-    """Refuse to publish a run that nobody else could repeat from it."""
     subject_of(run).check_public(run, path)
     if run.runtime.begins_late:
         raise LockstepError(
             f"{path}: runtime.from_state is true, expected false to publish, since the first "
             "rounds are missing"
         )
-
-
-def _strings(value: object) -> Iterator[str]:
-    match value:
-        case str():
-            yield value
-        case dict():
-            for inner in value.values():
-                yield from _strings(inner)
-        case list():
-            for inner in value:
-                yield from _strings(inner)
 
 
 def _write_proof(
@@ -180,13 +167,13 @@ def _write_proof(
             continue
         made = paths.made(stage)
         record = verify(made, [CARD] if stage == layout.REPORT else None)
-        _copy([(made, folder / layout.made(stage))])
+        _copy(made, folder / layout.made(stage))
         for name in record["files"]:
             if stage == "export" and only is not None and name not in only:
                 continue
             published = outputs.need(stage, name).name(name)
             if published in layout.RECORDS:
-                _copy([(made.parent / name, folder / published)])
+                _copy(made.parent / name, folder / published)
 
     transcript, shards = Transcript(paths.out("train") / "transcript"), paths.out("download")
     start = transcript.rounds[0].round.step - 1
@@ -202,7 +189,7 @@ def _write_proof(
         for name in names:
             target = folder / outputs.TRANSCRIPT / layout.packed_name(name)
             if target.name == Path(name).name:
-                _copy([(transcript.folder / name, target)])
+                _copy(transcript.folder / name, target)
             else:
                 published_transcript.pack(transcript.folder / name, target)
             bar.advance()
@@ -220,10 +207,9 @@ def _write_proof(
     return record, len(layout.possible(transcript, windows, kept))
 
 
-def _copy(pairs: Iterable[tuple[Path, Path]]) -> None:
-    for source, target in pairs:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, target)
+def _copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source, target)
 
 
 def _check_comparable(paths: Paths) -> None:
@@ -239,26 +225,25 @@ def _check_comparable(paths: Paths) -> None:
 
 
 def accepted(paths: Paths) -> dict[str, Path]:
-    """Return the files to publish of a run's accepted export by name, checked by their hashes."""
+    """Return the files to publish of a run's accepted export by name, checked by their hashes.
+
+    With the report's card, if there is one.
+    """
     folder = paths.need("export")
     if why := hf.why_refused(folder):
         raise LockstepError(
             f"{folder / hf.REFUSED}: {why}; expected an export that the witness accepted"
         )
     made = paths.root / paths.keys.made("export")
-    return {
+    files = {
         file.relative_to(folder).as_posix(): file
         for file in sorted(folder.rglob("*"))
         if file.is_file() and file.name != made.name
     }
-
-
-def with_results(files: dict[str, Path], paths: Paths) -> dict[str, Path]:
-    """Return the export's published files, with the report's card, if there is one."""
-    if not paths.is_made("report"):
-        return files
-    verify(paths.made("report"), [CARD])
-    return files | {CARD: paths.out("report") / CARD}
+    if paths.is_made(layout.REPORT):
+        verify(paths.made(layout.REPORT), [CARD])
+        files[CARD] = paths.out(layout.REPORT) / CARD
+    return files
 
 
 def state_commit(path: Path, card: Path, commit: str) -> None:
@@ -306,7 +291,7 @@ def push(
         if with_proof:
             write(published, run, root, PUBLISHED_WINDOWS, None, key)
         with lock.hold(root / "data" / ".export.lock"):  # the stage cannot replace it meanwhile
-            files = with_results(accepted(paths), paths)
+            files = accepted(paths)
             if with_proof:
                 proof = sorted(path for path in published.rglob("*") if path.is_file())
                 files = {path.relative_to(published).as_posix(): path for path in proof}

@@ -116,7 +116,7 @@ def _audited(
     own: ReaderFiles,
     seed: str | None,
 ) -> PublishedRun:
-    """Audit the header and every round to verify, with all messages that are published.
+    """Audit the header and every round for `verify`, with all messages that are published.
 
     `rows` names the rows of the windows to repeat; `seed` is the reader's, or None.
     """
@@ -157,7 +157,7 @@ def _audited(
 def _read_transcript(
     folder: Path, unpacked: Unpacked, publication: Publication, run: runfile.Run
 ) -> PublishedTranscript:
-    """Return the transcript to verify, the listed one, of all rounds, and of the run's model."""
+    """Return the transcript for `verify`: the listed one, of all rounds, and of the run's model."""
     weights = folder if run.export.dtype == "float32" else None
     transcript = PublishedTranscript(unpacked.folder, weights)
     entries, total = transcript.rounds, run.config.total_steps
@@ -179,7 +179,7 @@ def _read_transcript(
 
 
 def _seed_of(publication: Publication, seed: str | None, beacon: Beacon | None) -> SeedOf:
-    """Return whose seed drew the windows to verify, if the reader's is `seed`."""
+    """Return whose seed drew the windows that `verify` repeats, if the reader's is `seed`."""
     if seed is not None:
         return "asked" if seed == publication.seed else "reader"
     if publication.seed is not None:
@@ -193,7 +193,7 @@ def _seed_of(publication: Publication, seed: str | None, beacon: Beacon | None) 
 def check_made(
     folder: Path, publication: Publication, transcript: Transcript, unpacked: Unpacked
 ) -> dict[str, MadeFile]:
-    """Check to verify that stages read each other's results; return the made files."""
+    """Check in `verify` that stages read each other's results; return their made files."""
     stages = [stage for stage in STAGES if layout.made(stage) in publication.files]
     made = {stage: layout.read_made(folder, stage) for stage in stages}
     for stage, file in made.items():
@@ -229,7 +229,7 @@ def check_made(
 
 
 def _stages_card(folder: Path, commit: str) -> PublishedFile:
-    """Return the card to verify as its stage left it, without the author's commit."""
+    """Return the card for `verify` as its stage left it, without the author's commit."""
     text = without_commit(report.read_card(folder), commit)
     if text is None:
         raise LockstepError(f"{CARD}: expected {brief(commit)[:12]} in it as {MANIFEST} says")
@@ -255,7 +255,7 @@ def _left(made: dict[str, MadeFile]) -> dict[str, tuple[str, PublishedFile]]:
 
 
 def _maker(name: str) -> str:
-    """Return the stage that leaves a published file, to be verified."""
+    """Return the stage that leaves a published file, for errors of `verify`."""
     for stage, stage_outputs in outputs.OUTPUTS.items():
         if any(output.published == name for output in stage_outputs):
             return stage

@@ -50,7 +50,7 @@ MANIFEST, TOKENS, TRANSCRIPT = "bundle.json", "tokens.safetensors", "transcript"
 
 
 class BundleManifest(Table):
-    """bundle.json."""
+    """The list of a bundle, bundle.json: what was found, and every other file."""
 
     format: Literal[3]
     """Version of the bundle's format."""

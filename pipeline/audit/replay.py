@@ -237,18 +237,16 @@ class WindowReplay:
         if not findings or (applied and not any(finding.applied for finding in findings)):
             self.found.append(Finding(step, peer, kind, text, applied))
 
-    def _blame_state(self, step: int, peer: int, text: str) -> None:
-        """Blame a peer for its state after a round; an ejected peer's state is never used."""
-        entries = self.replay.transcript.window(self.window)
-        ejected = {p for e in entries if e.round.step <= step for p in e.decision.ejected}
-        self._blame(step, peer, "state", text, peer not in ejected)
-
     def _compare_states(self, step: int) -> None:
         """Compare the replayed state with what was committed to at a snapshot."""
-        recorded = self.replay.transcript.hashes(step, self.replay.setup.run.peers.count)
+        transcript = self.replay.transcript
+        recorded = transcript.hashes(step, self.replay.setup.run.peers.count)
         self.params.compare(recorded)
+        before = (entry for entry in transcript.window(self.window) if entry.round.step <= step)
+        ejected = {peer for entry in before for peer in entry.decision.ejected}
         for peer, own in self.own.items():
             state, committed = tree_hash(jax.device_get(own)), recorded.own[peer]
             if committed not in (None, state):
                 text = f"committed to state {committed[:12]}, its replay gives {state[:12]}"
-                self._blame_state(step, peer, text)
+                # an ejected peer's state is never used
+                self._blame(step, peer, "state", text, peer not in ejected)

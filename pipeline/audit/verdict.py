@@ -55,7 +55,7 @@ class Replayed:
 
 
 class Verdict(Table):
-    """verdict.json."""
+    """The result of an audit, verdict.json."""
 
     accepted: bool
     """Whether stage export may write weights."""

@@ -149,8 +149,11 @@ def _measured(published: PublishedRun, record: Evaluated) -> list[PublicClaim]:
             raise LockstepError(
                 f"{HEADER}: held_out_loss is a number, expected null: no loss can be measured here"
             )
-        stated = _compare_loss(record, loss)
-        _compare_numbers(record, dict.fromkeys(held_out.NUMBERS) | opened.numbers(stated, data, []))
+        stated = MeanLoss(record.held_out_loss, record.held_out_stderr)
+        here = {"held_out_loss": loss.mean, "held_out_stderr": loss.stderr}
+        _compare_numbers(record, here, abs_tol=LOSS_TOLERANCE)
+        due = dict.fromkeys(held_out.NUMBERS) | opened.numbers(stated, data, [])
+        _compare_numbers(record, due, rel_tol=LOSS_ROUNDING)
     different = len(np.unique(data.rows_NW, axis=0))
     return [held_out_claim(*loss, count, different, run.held_out.sequences, split)]
 
@@ -200,35 +203,26 @@ def _held_out_rows(published: PublishedRun, split_size: int | None) -> HeldOutRo
     return data
 
 
-def _compare_loss(record: Evaluated, loss: MeanLoss) -> MeanLoss:
-    """Return the published loss of evaluate.json, within rounding of what was measured here."""
-    stated = MeanLoss(record.held_out_loss, record.held_out_stderr)
-    names = ("held_out_loss", "held_out_stderr")
-    for name, author, measured in zip(names, stated, loss, strict=True):
-        if not _is_near(author, measured, abs_tol=LOSS_TOLERANCE):
-            raise _differs(name, author, measured)
-    return stated
-
-
-def _is_near(a: float | None, b: float | None, **tolerances: float) -> bool:
+def _is_near(a: float | None, b: float | None, rel_tol: float, abs_tol: float) -> bool:
     """Return whether a published and a measured number are within a tolerance, or both None."""
     if a is None or b is None:
         return a is b
-    return math.isclose(a, b, **({"rel_tol": 0.0} | tolerances))
+    return math.isclose(a, b, rel_tol=rel_tol, abs_tol=abs_tol)
 
 
-def _compare_numbers(record: Evaluated, due: dict[str, float | int | None]) -> None:
-    for name, expected in due.items():
-        if not _is_near(value := getattr(record, name), expected, rel_tol=LOSS_ROUNDING):
-            raise _differs(name, value, expected)
-
-
-def _differs(name: str, author: object, measured: object) -> LockstepError:
-    author, measured = (
-        "null" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
-        for value in (author, measured)
-    )
-    return LockstepError(f"{EVALUATED}: {name} is {author}, expected {measured} as measured here")
+def _compare_numbers(
+    record: Evaluated, due: dict[str, float | None], *, rel_tol: float = 0, abs_tol: float = 0
+) -> None:
+    """Compare numbers of evaluate.json with those that are due, within a tolerance."""
+    for name, measured in due.items():
+        if not _is_near(author := getattr(record, name), measured, rel_tol, abs_tol):
+            found, expected = (
+                "null" if x is None else f"{x:.4f}" if isinstance(x, float) else str(x)
+                for x in (author, measured)
+            )
+            raise LockstepError(
+                f"{EVALUATED}: {name} is {found}, expected {expected} as measured here"
+            )
 
 
 # ---- Tasks ----
@@ -265,8 +259,8 @@ def compare_scores(
                 f"{here}"
             )
         for metric, value in measured[task].items():
-            claimed, tolerance = recorded[task][metric], SCORE_TOLERANCE
-            if not _is_near(value, claimed, rel_tol=tolerance, abs_tol=tolerance):
+            claimed = recorded[task][metric]
+            if not _is_near(value, claimed, SCORE_TOLERANCE, SCORE_TOLERANCE):
                 raise LockstepError(
                     f"{EVALUATED}: {brief(metric)} of {brief(task)} is {claimed}, expected "
                     f"{value} as scored here"

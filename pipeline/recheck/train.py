@@ -3,14 +3,14 @@
     params, shared = receive(the decoded messages that everybody applied, params, shared)
 
 round by round, from the run's start to its end. Every hash that a transcript has of what all peers
-agree on is compared on the way, bit for bit: `receive` is one program, and
-what it is given are the messages' own bytes. So whoever changes the start, a message, a decision or
-the end is found, whoever trained and wherever. The audit of the rounds themselves came before.
+agree on is compared on the way, bit for bit: `receive` is one program, and what it is given are the
+messages' own bytes. So whoever changes the start, a message, a decision or the end is found,
+whoever trained and wherever. The audit of the rounds themselves came before.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 
@@ -22,7 +22,6 @@ from lockstep.transcript.params import FollowedParams
 from lockstep.transcript.transcript import Transcript
 from lockstep.transcript.trees import save_tree
 from lockstep.wire import message as wire
-from pipeline.audit.verdict import Finding
 from pipeline.recheck.claim import PublicClaim
 from pipeline.recheck.outputs import TRANSCRIPT
 from pipeline.recheck.published import PublishedRun
@@ -63,14 +62,7 @@ def recheck(published: PublishedRun) -> list[PublicClaim]:
             if step in steps and not path.exists():  # a published start is there already
                 save_tree(path, tree)
 
-    try:
-        follow_params(published.setup, transcript, start.params, start.shared, keep)
-    except BrokenChainError as error:
-        names = ", ".join(sorted(published.setup.programs.unruled))
-        hint = f"; {names} may have other bits on another machine" if names else ""
-        raise LockstepError(
-            f"{TRANSCRIPT}: round {error.finding.round}, params: {error}{hint}"
-        ) from error
+    follow_params(published.setup, transcript, start.params, start.shared, keep)
     published.transcript = replace(transcript, followed=True)
     what = f"all messages that were applied in {len(transcript.rounds)} rounds, "
     what += "{applied} of {sent} sent,".format(**left_out.values)
@@ -87,14 +79,6 @@ def chain_claim(published: PublishedRun, what: str) -> PublicClaim:
 # ---- From the first round to the last ----
 
 
-class BrokenChainError(Exception):
-    """The params in a transcript do not follow from its messages: `finding` says where first."""
-
-    def __init__(self, step: int, detail: str):
-        super().__init__(detail)
-        self.finding = Finding(step, None, "params", detail, True)
-
-
 def follow_params(
     setup: Setup, transcript: Transcript, params: Tree, shared: Tree, arrived: Arrived
 ) -> None:
@@ -104,11 +88,13 @@ def follow_params(
     the step, the params and the shared state after each snapshot, the first among them.
 
     Raises:
-      BrokenChainError: The first hash that is another, or a merged message that does not decode.
+      LockstepError: A hash is another, or a merged message does not decode.
     """
+    unruled = ", ".join(sorted(setup.programs.unruled))
+    hint = f"; {unruled} may have other bits on another machine" if unruled else ""
 
-    def differs(step: int, text: str) -> None:
-        raise BrokenChainError(step, text)
+    def differs(step: int, text: str) -> NoReturn:
+        raise LockstepError(f"{TRANSCRIPT}: round {step}, params: {text}{hint}")
 
     group, peers = device_groups(jax.devices(), setup.programs.parts)[0], setup.run.peers.count
     replica = Replica.put(setup.programs, group, params, shared)
@@ -121,7 +107,7 @@ def follow_params(
         try:
             followed.follow(entry)
         except wire.WireError as error:
-            raise BrokenChainError(step, f"applied an invalid message: {error}") from error
+            differs(step, f"applied an invalid message: {error}")
         if step in transcript.snapshots:
             arrived(step, *followed.compare(transcript.hashes(step, peers)))
 

@@ -15,12 +15,11 @@ import pytest
 from lockstep import __version__
 from lockstep.files import read_json, sha256_file, write_json
 from lockstep.transcript.trees import load_arrays, save_tree
-from parts.publication import commands, layout, publish, transcript
+from parts.publication import layout, publish, readers_checks, transcript
 from parts.publication.fetch import Limits
 from parts.publication.layout import Publication, ReaderAsks
 from parts.publication.transcript import Unpacked
 from pipeline import runfile, version
-from pipeline.__main__ import app
 from pipeline.pages.card import without_commit
 from pipeline.recheck import outputs, report
 from pipeline.recheck.outputs import MadeFile, PublishedFile
@@ -30,6 +29,7 @@ from pipeline.stage.artifacts import _digest
 from pipeline.stage.keys import digest, needs
 from pipeline.start import set_up
 from tests import tiny
+from tests.pipeline.audit.bundle import bundled_run
 from tests.pipeline.sources import options
 
 STAGES = layout.ALWAYS
@@ -75,16 +75,15 @@ def verify(source: Path | str, **asked: object):
     with tempfile.TemporaryDirectory() as aside, tiny.like_a_process():
         root = Path(aside) / "reader"
         try:
-            return commands._verify(str(source), root, LIMITS, ReaderAsks(**asked))
+            return readers_checks.verify_publication(str(source), root, LIMITS, ReaderAsks(**asked))
         finally:
             assert not root.exists()  # nothing of a folder is copied, or left
 
 
-def print_of(capsys, *arguments: str) -> tuple[int, str]:
-    """The exit status of the command, and what it prints."""
-    with tiny.like_a_process(), pytest.raises(SystemExit) as caught:
-        app(list(arguments))
-    return caught.value.code, capsys.readouterr().out
+def print_of(*words: object) -> tuple[int, str]:
+    """The exit status of a command, and what it prints."""
+    done = tiny.invoked(*words)
+    return done.exit_code, done.stdout
 
 
 def refusal(source: Path, **asked: object) -> str:
@@ -216,12 +215,7 @@ def entry(path: Path) -> dict:
 
 
 def change_json(name: str, change: Callable[[dict], object]) -> Callable[[Path], None]:
-    def changed(folder: Path) -> None:
-        said = read_json(folder / name)
-        change(said)
-        write_json(folder / name, said)
-
-    return changed
+    return lambda folder: bundled_run.change_json(folder / name, change)
 
 
 def change_tensors(name: str, change: Callable[[dict], object]) -> Callable[[Path], None]:
@@ -234,12 +228,7 @@ def change_tensors(name: str, change: Callable[[dict], object]) -> Callable[[Pat
 
 
 def flip(name: str) -> Callable[[Path], None]:
-    def changed(folder: Path) -> None:
-        data = bytearray((folder / name).read_bytes())
-        data[len(data) // 2] ^= 1
-        (folder / name).write_bytes(data)
-
-    return changed
+    return lambda folder: bundled_run.flip_bit(folder / name)
 
 
 def change_round(folder: Path, number: int, change: Callable[[dict], object]) -> None:

@@ -1,54 +1,58 @@
-"""What `lockstep attestation` makes of what `verify --attest` wrote, and of what forgers write."""
+"""What `verify --attest` writes, and what a reader finds in that and in what forgers write."""
 
-import io
 import json
+import shutil
 from base64 import b64decode, b64encode
-from contextlib import redirect_stdout
+from datetime import UTC, datetime
+from hashlib import sha256
 
 import jsonschema
 import pytest
-from cryptography.hazmat.primitives.asymmetric import ed25519
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from lockstep.files import read_json, sha256_file
 from lockstep.transcript.transcript import Transcript
-from parts.publication import in_toto, signature
-from pipeline.__main__ import app
+from parts.publication import in_toto, layout, signature
+from pipeline import version
 from pipeline.recheck import outputs
 from pipeline.stage.keys import PROJECT
-from tests import tiny
-from tests.parts.publication.published_run import WORD
-from tests.parts.publication.test_signature import write_keys
+from tests.parts.publication.published_run import WORD, flip, print_of
+from tests.parts.publication.test_signature import sign, write_keys
+from tests.servers.files import Files
 
 pytestmark = pytest.mark.long
 
 SCHEMA = PROJECT / "parts/publication/attestation.schema.json"
 DIGEST = "0" * 64
+PROVEN = {"digests", "signature", "files", "start", "weights", "held_out", "card"}
+PROVEN |= {"generation_config.json"}
+STATED = {"left_out", "other_windows", "verdict", "losses", "keys", "held_out_split", "data"}
 
 
-def lockstep(*arguments: object) -> tuple[int, str]:
-    out = io.StringIO()
-    with tiny.like_a_process(), redirect_stdout(out), pytest.raises(SystemExit) as caught:
-        app([*map(str, arguments)])
-    return caught.value.code, out.getvalue()
+def digests(folder):
+    names = ("model.safetensors", outputs.RUN, layout.MANIFEST)
+    return {name: sha256_file(folder / name) for name in names}
 
 
 class Attested:
-    """A publication of all windows that a reader verified and attested."""
+    """A signed publication of all windows that a reader verified and attested."""
 
     def __init__(self, published, folder):
-        self.weights = published.whole / "model.safetensors"
+        self.folder = shutil.copytree(published.whole, folder / "published")
+        author, self.author = write_keys(folder, name="author")
+        sign(self.folder, author)
+        self.weights = self.folder / "model.safetensors"
         self.private, self.key = write_keys(folder)
         self.signed, self.bare = folder / "signed.json", folder / "bare.json"
-        asked = ["--root", folder / "r", "--seed", WORD, "--attest", self.signed]
-        self.verified = lockstep(
-            "verify", published.whole, *asked, "--sign", self.private, "--json"
-        )
+        asked = ["--root", folder / "r", "--seed", WORD, "--key", self.author, "--json"]
+        attest = ["--attest", self.signed, "--sign", self.private]
+        self.before = datetime.now(UTC).replace(microsecond=0)
+        self.status, said = print_of("verify", self.folder, *asked, *attest)
+        self.said = json.loads(said)
         self.bare.write_bytes(b64decode(read_json(self.signed)["dsseEnvelope"]["payload"]))
 
     def read(self, file, *asked):
         known = ["--key", self.key, "--weights", self.weights]
-        return lockstep("attestation", file, *(asked or known))
+        return print_of("attestation", file, *(asked or known))
 
 
 @pytest.fixture(scope="module")
@@ -57,13 +61,15 @@ def attested(published, tmp_path_factory) -> Attested:
 
 
 def test_what_verify_says_is_in_the_attestation_and_is_read_back(attested, published):
-    (status, said), predicate = attested.verified, read_json(attested.bare)["predicate"]
-    found, training = json.loads(said), predicate["lockstep:training"]
-    assert (status, predicate["lockstep:claims"], training) == (
-        0,
-        found["claims"],
-        found["training"],
-    )
+    found, predicate = attested.said, read_json(attested.bare)["predicate"]
+    assert {name: claim["is"] for name, claim in found["claims"].items()} == {
+        **dict.fromkeys(PROVEN, "proven"),
+        **dict.fromkeys(STATED, "stated"),
+        "windows": "sampled",
+    }
+    for name in ("claims", "reason", "training"):
+        assert predicate[f"lockstep:{name}"] == found[name]
+    training = found["training"]
     transcript = Transcript(published.root / "data/trained/transcript")
     run = read_json(published.whole / outputs.RUN)
     assert {training["method"]: training["settings"]} == run["model"]["LLM"]["optimizer"]
@@ -78,6 +84,54 @@ def test_what_verify_says_is_in_the_attestation_and_is_read_back(attested, publi
     status, text = attested.read(attested.signed)
     assert (status, text.split(":")[0]) == (0, "verified")
     assert all(claim["text"] in text for claim in found["claims"].values())
+
+
+def test_the_statement_and_the_object_name_what_was_verified_by_its_digests(attested):
+    found, written = attested.said, read_json(attested.bare)
+    assert (attested.status, found["verified"], found["bitwise"]) == (0, True, True)
+    assert (found["outcome"], found["reason"]) == ("verified", None)
+    assert found["claims"]["digests"]["sha256"] == digests(attested.folder)
+    key = sha256(attested.author.read_bytes()).hexdigest()
+    assert found["claims"]["signature"]["key"] == key
+    assert written["_type"] == "https://in-toto.io/Statement/v1"
+    assert written["predicateType"] == "https://slsa.dev/verification_summary/v1"
+    assert written["subject"] == [
+        {"name": name, "digest": {"sha256": of}} for name, of in digests(attested.folder).items()
+    ]
+    predicate = written["predicate"]
+    assert predicate["verifier"]["version"]["lockstep"] == version.with_commit()
+    at = datetime.fromisoformat(predicate["timeVerified"])
+    assert attested.before <= at <= datetime.now(UTC)
+    assert predicate["resourceUri"] == attested.folder.as_uri()
+    asked = predicate["policy"]["annotations"]
+    assert (asked["seed"], asked["windows"], asked["key"], asked["tasks"]) == (
+        *(WORD, None, True, False),
+    )
+    signed = sha256_file(attested.folder / layout.SIGNATURE)
+    assert predicate["inputAttestations"] == [{"name": "model.sig", "digest": {"sha256": signed}}]
+    assert predicate["verificationResult"] == "PASSED"
+    assert predicate["verifiedLevels"] == ["LOCKSTEP_VERIFIED"]
+
+
+def test_a_contradiction_is_a_statement_too_and_a_network_that_is_not_there_is_none(
+    folder, tmp_path
+):
+    kept = tmp_path / "kept.json"
+    with Files().serving() as server:
+        server.add(folder)
+        address = server.address
+    rest = ["--root", tmp_path / "r", "--attest", kept, "--attempts", 1]
+    status, said = print_of("verify", address, *rest)
+    assert status != 0 and said.startswith("not ") and not kept.exists()
+    expected = digests(folder)
+    flip("README.md")(folder)
+    _, said = print_of("verify", folder, *rest)
+    predicate = read_json(kept)["predicate"]
+    assert (predicate["verificationResult"], predicate["verifiedLevels"]) == ("FAILED", ["FAILED"])
+    assert predicate["lockstep:reason"] in said and predicate["lockstep:claims"] == {}
+    assert [one["digest"]["sha256"] for one in read_json(kept)["subject"]] == [*expected.values()]
+    status, said = print_of("attestation", kept)
+    assert status == 1 and predicate["lockstep:reason"] in said
 
 
 def test_a_reader_has_a_key_and_the_weights_and_says_what_has_to_be_there(attested):
@@ -129,7 +183,7 @@ FORGED = {
     "its author drew": ((*CLAIMS, "windows", "drawn_by"), "hash", "drawn_by"),
     "no training": (TRAINING, None, "without a training"),
     "a better word": ((*PREDICATE, "verifiedLevels"), ["SLSA_BUILD_LEVEL_3"], "level"),
-    "a signature of nobody": ((*PREDICATE, "inputAttestations"), [{}], "inputAttestations"),
+    "no signature": ((*PREDICATE, "inputAttestations"), [], "inputAttestations"),
     "more than is known": ((*PREDICATE, "lockstep:more"), True, "more"),
     "truncated": (lambda text: text[:-9], "an attestation"),
     "a key twice": (lambda text: '{"subject": [],' + text[1:], "twice"),
@@ -166,27 +220,12 @@ def test_a_forged_statement_is_refused_signed_or_not(attested, tmp_path, forged)
     assert status == 1 and ("signature does not match" in said or "over" in said)
 
 
-def test_a_forged_signature_and_other_weights_are_refused(attested, tmp_path):
-    def signatures(content: bytes) -> list:
-        return json.loads(content)["dsseEnvelope"]["signatures"]
-
-    file, payload = tmp_path / "f.json", attested.bare.read_bytes()
-    strange = signature.seal(payload, write_keys(tmp_path, name="stranger")[0])
-    zeros = [{"sig": b64encode(bytes.fromhex("3006020100020100")).decode()}]  # r and s are 0
-    of_another = signatures(signature.seal(b"{}", attested.private))
-    forged = [("signatures", ones) for ones in (zeros, of_another, signatures(strange), zeros * 2)]
-    for key, value in (*forged, ("payloadType", "text/plain")):
-        bundle = read_json(attested.signed)
-        bundle["dsseEnvelope"][key] = value
-        file.write_text(json.dumps(bundle))
-        assert attested.read(file)[0] == 1
-    file.write_bytes(strange)
+def test_a_strangers_signature_and_other_weights_are_refused(attested, tmp_path):
+    file, (stranger, _) = tmp_path / "f.json", write_keys(tmp_path, name="stranger")
+    file.write_bytes(signature.seal(attested.bare.read_bytes(), stranger))
     assert "expected the key" in attested.read(file)[1]
     file.write_bytes(attested.weights.read_bytes() + b"\0")
     assert "expected weights" in attested.read(attested.signed, "--weights", file)[1]
-    small = ed25519.Ed25519PublicKey.from_public_bytes(b"\1" + bytes(31))  # of order 1
-    file.write_bytes(small.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
-    assert attested.read(attested.signed, "--key", file)[0] == 2
 
 
 def test_schema_and_example_are_those_of_the_code(attested, tmp_path):

@@ -12,11 +12,10 @@ from pathlib import Path
 import jax
 import pytest
 
-from parts.publication import claims, commands, publish
+from parts.publication import claims, publish, readers_checks
 from parts.publication.claims import VerifyOutcome
 from parts.publication.layout import ReaderAsks
 from pipeline import version
-from pipeline.__main__ import app
 from pipeline.audit import unchecked_bundle
 from pipeline.recheck import outputs
 from pipeline.recheck.evaluate import held_out_claim
@@ -24,16 +23,16 @@ from pipeline.stage.keys import PROJECT
 from pipeline.weights import hf
 from tests import tiny
 from tests.errors import refused
-from tests.parts.publication.published_run import LIMITS, WORD, flip, print_of, verify
+from tests.parts.publication.published_run import LIMITS, flip, print_of, verify
 from tests.servers.files import Files
 from tests.servers.misbehaviour import Misbehaviour, silent, untagged
 
 
-def test_the_command_says_why_and_exits_with_one(folder, capsys):
+def test_the_command_says_why_and_exits_with_one(folder):
     flip("README.md")(folder)
-    code, said = print_of(capsys, "verify", str(folder))
+    code, said = print_of("verify", str(folder))
     assert code == 1 and said.startswith("not verified: README.md: found ")
-    code, said = print_of(capsys, "verify", str(folder), "--json")
+    code, said = print_of("verify", str(folder), "--json")
     said = json.loads(said)
     assert (code, said["verified"], said["claims"]) == (1, False, {})
 
@@ -59,44 +58,19 @@ def test_the_line_counts_held_out_sequences_that_are_fewer_or_repeated(published
     assert set(outputs.COMPANIONS) == set(hf.COMPANIONS)
 
 
-def test_the_object_for_scripts_has_a_field_for_each_claim(published, capsys):
-    code, said = print_of(capsys, "verify", str(published.whole), "--seed", WORD, "--json")
-    said = json.loads(said)
-    assert (code, said["verified"], said["bitwise"], said["reason"]) == (0, True, True, None)
-    assert said["outcome"] == "verified"
-    assert {name: claim["is"] for name, claim in said["claims"].items()} == {
-        "digests": "proven",
-        "signature": "stated",
-        "files": "proven",
-        "start": "proven",
-        "weights": "proven",
-        "windows": "sampled",
-        "held_out": "proven",
-        "card": "proven",
-        "generation_config.json": "proven",
-        "left_out": "stated",
-        "other_windows": "stated",
-        "verdict": "stated",
-        "losses": "stated",
-        "keys": "stated",
-        "held_out_split": "stated",
-        "data": "stated",
-    }
-
-
 @pytest.mark.parametrize("word", ["", "mine", "0" * 32])
-def test_a_word_that_can_be_guessed_draws_nothing(tmp_path, capsys, word):
+def test_a_word_that_can_be_guessed_draws_nothing(tmp_path, word):
     given = ["--seed", word]
-    code, said = print_of(capsys, "verify", "owner/name", *given, "--root", str(tmp_path))
+    code, said = print_of("verify", "owner/name", *given, "--root", str(tmp_path))
     assert code == VerifyOutcome.NOT_ASKED.status and said.count("\n") == 1
     assert "openssl rand -hex 16" in said
     with refused("--seed", "openssl rand -hex 16"):
-        app(["publish", str(tmp_path / "new"), *given])
+        tiny.invoked("publish", tmp_path / "new", *given)
     assert not list(tmp_path.iterdir())
 
 
 def test_what_verify_makes_again_does_not_look_like_a_training(capsys):
-    with redirect_stdout(commands.StagesAgain(sys.stdout)):
+    with redirect_stdout(readers_checks.StagesAgain(sys.stdout)):
         print("train: round 3/6  loss 1.0\ntraining: as it is")
     assert capsys.readouterr().out.splitlines() == [
         "verify: train again: round 3/6  loss 1.0", "training: as it is",
@@ -104,23 +78,23 @@ def test_what_verify_makes_again_does_not_look_like_a_training(capsys):
 
 
 def test_a_silent_server_is_named_at_once_and_given_up_after_the_attempts_that_were_asked_for(
-    tmp_path, capsys
+    tmp_path,
 ):
-    with Files().serving() as server, tiny.like_a_process(), pytest.raises(SystemExit) as caught:
+    with Files().serving() as server:
         server.faults.append(Misbehaviour(silent))
-        limits = ["--attempts", "2", "--stall-seconds", "0.1", "--root", str(tmp_path)]
-        app(["verify", f"{server.address}/x?signature=secret", *limits])
-    said, asked = capsys.readouterr(), f"{server.address}/x/proof/publication.json?..."
-    assert said.err.splitlines() == [
+        limits = ["--attempts", 2, "--stall-seconds", 0.1, "--root", tmp_path]
+        done = tiny.invoked("verify", f"{server.address}/x?signature=secret", *limits)
+    asked = f"{server.address}/x/proof/publication.json?..."
+    assert done.stderr.splitlines() == [
         f"verify: asks {asked}, at most 2 times for 0.1 s",
         f"{asked} timed out; asks again, 1 attempts are left",
     ]
-    assert said.out == (
+    assert done.stdout == (
         f"not fetched: {asked} timed out, expected an answer within 2 attempts; run again\n"
     )
     paths = {path for _, path, _ in server.seen}
     assert paths == {"/x/proof/publication.json?signature=secret"}
-    assert caught.value.code == VerifyOutcome.NOT_FETCHED.status and not list(tmp_path.iterdir())
+    assert done.exit_code == VerifyOutcome.NOT_FETCHED.status and not list(tmp_path.iterdir())
 
 
 OF_THIS_MACHINE = [
@@ -131,7 +105,7 @@ OF_THIS_MACHINE = [
 
 @pytest.mark.parametrize("error", OF_THIS_MACHINE, ids=repr)
 def test_a_readers_own_disk_and_memory_say_nothing_of_a_publication(
-    published, tmp_path, monkeypatch, capsys, error
+    published, tmp_path, monkeypatch, error
 ):
     def no_room(*_):
         raise error
@@ -139,30 +113,33 @@ def test_a_readers_own_disk_and_memory_say_nothing_of_a_publication(
     attested = tmp_path / "attested.json"
     command = ["verify", str(published.folder), "--root", str(tmp_path), "--attest", str(attested)]
     monkeypatch.setattr(unchecked_bundle, "read_run", no_room)
-    code, said = print_of(capsys, *command)
+    code, said = print_of(*command)
     assert (code, code) == (6, VerifyOutcome.NOT_FINISHED.status)
     assert said.startswith("not finished: ") and said.count("\n") == 1
     assert not attested.exists()
-    code, _ = print_of(capsys, "replay", str(tmp_path))  # 1: a finding is not confirmed
+    code, _ = print_of("replay", str(tmp_path))  # 1: a finding is not confirmed
     assert code == VerifyOutcome.NOT_FINISHED.status
 
 
-def test_data_of_the_reader_that_are_not_there_are_a_wrong_request(published, tmp_path, capsys):
-    command = ["verify", str(published.folder), "--root", str(tmp_path)]
-    code, _ = print_of(capsys, *command, "--shards", str(tmp_path / "none"))
-    assert code == VerifyOutcome.NOT_ASKED.status
-
-
-def test_a_list_that_is_not_there_was_not_fetched(tmp_path, capsys):
+def test_a_list_that_is_not_there_was_not_fetched(tmp_path):
     with Files().serving() as server:
-        code, said = print_of(capsys, "verify", server.address, "--root", str(tmp_path))
+        code, said = print_of("verify", server.address, "--root", str(tmp_path))
     assert code == VerifyOutcome.NOT_FETCHED.status and said.startswith("not fetched: ")
 
 
-def test_a_wrong_name_makes_no_folder(tmp_path, capsys):
-    code, said = print_of(capsys, "verify", "no-such-name", "--root", str(tmp_path))
-    assert code == VerifyOutcome.NOT_ASKED.status
-    assert said.startswith("cannot be asked: no-such-name: no such folder, expected")
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ["no-such-name"],
+        ["{}", "--shards", "no-such-folder"],
+        ["{}", "--attest", "no-such-folder/kept.json"],
+    ],
+    ids=["a name", "data", "an attestation"],
+)
+def test_a_wrong_request_says_so_and_makes_no_folder(asked, published, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = tiny.invoked("verify", *(word.format(published.folder) for word in asked))
+    assert done.exit_code == VerifyOutcome.NOT_ASKED.status and "no-such-" in done.output
     assert not list(tmp_path.iterdir())
 
 
@@ -186,7 +163,9 @@ def test_what_sigterm_cuts_off_leaves_downloads_alone_and_goes_on_with_them(publ
         assert [path.name for path in (root / "data").iterdir()] == ["store"]
         server.bytes_per_second = None
         with tiny.like_a_process():
-            assert commands._verify(server.address, root, LIMITS, ReaderAsks()).bitwise
+            assert readers_checks.verify_publication(
+                server.address, root, LIMITS, ReaderAsks()
+            ).bitwise
         sizes = {name: len(content) for name, content in server.files.items()}
         assert server.sent["model.safetensors"] < 2 * sizes["model.safetensors"]
 

@@ -8,8 +8,8 @@ import pytest
 
 from lockstep.errors import RequestError
 from lockstep.files import read_json, write_json
-from lockstep.transcript.windows import Snapshots, Window
-from parts.publication import commands, publish
+from lockstep.transcript.windows import Snapshots
+from parts.publication import publish, readers_checks
 from parts.publication.claims import VerifyOutcome
 from parts.publication.layout import (
     MANIFEST,
@@ -28,7 +28,6 @@ from tests.errors import refused
 from tests.parts.publication.published_run import (
     LIMITS,
     STAGES,
-    change_json,
     change_tensors,
     forge,
     refusal,
@@ -42,53 +41,46 @@ WINDOWS = Snapshots(0, 40, every=10).windows
 SENDERS = {1: (0, 1, 2, 3), 11: (0, 1, 3), 21: (0, 1, 3), 31: (1, 3)}  # 2 was ejected, 0 left
 
 
-def transcript(name: str, others: dict[int, tuple] = {}) -> SimpleNamespace:  # noqa: B006
-    return SimpleNamespace(hash=name, senders=lambda asked: {*(SENDERS | others)[asked.first]})
+def transcript(name: str, senders: dict[int, tuple] = SENDERS) -> SimpleNamespace:
+    return SimpleNamespace(hash=name, senders=lambda asked: {*senders[asked.first]})
 
 
-def pairs(drawn) -> list[tuple[int, int]]:
-    return [(window.first, peer) for window, peers in drawn for peer in peers]
+def drawn(
+    count: int, seed: str = "a", *, kept: bool = True, senders: dict[int, tuple] = SENDERS
+) -> list[tuple[int, int]]:
+    """The first rounds and the peers of the windows that are drawn."""
+    said = transcript("a", senders)
+    windows = draw(said, WINDOWS, seed, count, kept=kept, show_own=True)
+    assert len(windows) == min(count, 12 if kept else 4)
+    return [(window.first, peer) for window, peers in windows for peer in peers]
 
 
-@pytest.mark.parametrize("count", [1, 3, 12, 99])
-def test_no_pair_is_drawn_twice_and_the_last_window_is_one_of_all(count):
-    drawn = pairs(draw(transcript("a"), WINDOWS, "a", count, kept=True, show_own=True))
-    assert len(set(drawn)) == len(drawn) == min(count, 12)
-    assert drawn == sorted(drawn)
-    first = {
-        pairs(draw(transcript(n), WINDOWS, n, 1, kept=True, show_own=True))[0][0]
-        for n in "abcdefghij"
-    }
-    assert first == SENDERS.keys()
+def test_no_pair_is_drawn_twice_and_the_last_window_is_one_of_all():
+    for count in (1, 3, 12):
+        found = drawn(count)
+        assert len({*found}) == count and found == sorted(found)
+    assert {drawn(1, seed)[0][0] for seed in "abcdefghij"} == SENDERS.keys()
 
 
 def test_only_who_sent_something_in_a_window_is_drawn_for_it():
-    drawn = pairs(draw(transcript("a"), WINDOWS, "a", 99, kept=True, show_own=True))
-    assert drawn == [(first, peer) for first, peers in SENDERS.items() for peer in peers]
+    assert drawn(99) == [(first, peer) for first, peers in SENDERS.items() for peer in peers]
 
 
 def test_transcript_reader_and_beacon_each_decide_the_draw():
-    def drawn(name: str, seed: str | None, beacon: Beacon | None = None) -> tuple:
-        whole = seed_of(transcript(name), seed, beacon)
-        return tuple(pairs(draw(transcript(name), WINDOWS, whole, 4, kept=True, show_own=True)))
-
-    assert drawn("a", None) == drawn("a", None)
-    assert len({drawn(name, None) for name in "abcdefgh"}) > 4
-    assert len({drawn("a", seed) for seed in "abcdefgh"}) > 4
-    assert len({drawn("a", None, Beacon(value, "")) for value in "abcdefgh"}) > 4
-
-
-def test_a_window_in_which_nobody_sent_is_refused_where_messages_are_not_kept():
-    silent = [*WINDOWS[:2], Window(21, 25)]
-    assert pairs(draw(transcript("a"), silent[:2], "a", 99, kept=False, show_own=True))
-    with refused("proof/transcript", 21, 25):
-        draw(transcript("a", {21: ()}), silent, "a", 99, kept=False, show_own=True)
+    for seeds in (
+        [seed_of(transcript(name), None, None) for name in "abcdefgh"],
+        [seed_of(transcript("a"), seed, None) for seed in "abcdefgh"],
+        [seed_of(transcript("a"), None, Beacon(value, "")) for value in "abcdefgh"],
+    ):
+        assert drawn(4, seeds[0]) == drawn(4, seeds[0])
+        assert len({tuple(drawn(4, seed)) for seed in seeds}) > 4
 
 
 def test_where_messages_are_not_kept_a_window_is_drawn_for_all_its_peers_and_the_last_always():
     for count in (1, 2):
-        drawn = draw(transcript("a"), WINDOWS, "a", count, kept=False, show_own=True)
-        assert len(drawn) == count and pairs(drawn)[-2:] == [(31, 1), (31, 3)]
+        assert drawn(count, kept=False)[-2:] == [(31, 1), (31, 3)]
+    with refused("proof/transcript", 21, 30):  # a window in which nobody sent
+        drawn(99, kept=False, senders=SENDERS | {21: ()})
 
 
 # ---- The reader's ----
@@ -150,14 +142,14 @@ def test_a_reader_may_ask_for_windows_that_nobody_could_foresee(published, tmp_p
 
 
 def test_a_reader_draws_among_the_published_windows_and_fetches_no_others(published, tmp_path):
-    folder, seen = tmp_path / "all", set()
-    listed, _ = publish.write(folder, published.run_file, published.root, 9, None)
-    assert listed.windows == len(listed.row_files) == 4
+    folder, seen = published.whole, set()
     with Files().serving() as server:
         server.add(folder)
         for seed in "abcd":
             with tiny.like_a_process():
-                verified = commands._verify(server.address, tmp_path, LIMITS, ReaderAsks(seed))
+                verified = readers_checks.verify_publication(
+                    server.address, tmp_path, LIMITS, ReaderAsks(seed)
+                )
             seen |= {*verified.claim("windows").values["repeated"]}
             assert "(1 of 4, drawn by the reader's seed from the 4 that are published)" in (
                 verified.text
@@ -170,9 +162,6 @@ def test_a_reader_draws_among_the_published_windows_and_fetches_no_others(publis
     assert "(4 of 4, all there are) repeat bit for bit" in verify(folder).text
     with refused(4, 5, error=RequestError):
         verify(folder, windows=5)
-    change_json(MANIFEST, lambda listed: listed.update(windows=9))(folder)
-    with refused("windows is 9, and proof/rows/ has 4"):
-        verify(folder)
 
 
 def test_where_messages_are_not_kept_the_readers_word_draws_beside_the_last_window(tmp_path):

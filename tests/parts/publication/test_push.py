@@ -32,17 +32,17 @@ OLDER = SAMPLE["config"] | {
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory) -> Path:
-    """A finished run that was accepted."""
+    """A finished run that was accepted, made with the source of a commit."""
     root = tmp_path_factory.mktemp("exported")
     trained_run.make(root)
+    commit_source(root / "checkout")
     return root
 
 
 @pytest.fixture
 def root(exported, tmp_path, monkeypatch) -> Path:
-    """A copy of it to change, made with the source of a commit."""
-    commit_source(tmp_path / "checkout")
-    monkeypatch.setattr(version, "CHECKOUT", tmp_path / "checkout")
+    """A copy of it to change."""
+    monkeypatch.setattr(version, "CHECKOUT", exported / "checkout")
     return shutil.copytree(exported, tmp_path / "root")
 
 
@@ -104,22 +104,19 @@ def test_an_export_goes_to_the_hub_and_loads_by_the_revision_that_is_printed(
     assert f"Bearer {TOKEN}" in {said for _, _, said in hub.seen}
 
 
-@pytest.mark.parametrize("place", ["gs://ours", "gs://ours/", "gs://ours/runs/a"])
 def test_an_export_goes_to_a_bucket_and_loads_by_the_generation_that_is_printed(
-    root, gcs, tmp_path, capsys, place
+    root, gcs, tmp_path, capsys
 ):
-    run(root, place)
+    run(root, "gs://ours/runs/a")
     line = capsys.readouterr().out.splitlines()[-1]
-    prefix = place.removeprefix("gs://ours").strip("/")
-    folder = f"{prefix}/" if prefix else ""
     live = gcs.live()
-    del live[f"{folder}manifest.json"]
-    assert live == {f"{folder}{name}": content for name, content in export_of(root).items()}
-    generation = gcs.find(f"{folder}manifest.json", None).generation
+    del live["runs/a/manifest.json"]
+    assert live == {f"runs/a/{name}": content for name, content in export_of(root).items()}
+    generation = gcs.find("runs/a/manifest.json", None).generation
     checkpoint = checkpoint_of(line)
-    where = {"bucket": "ours"} | ({"prefix": prefix} if prefix else {})
-    assert checkpoint == {"Gcs": where | {"generation": generation}}
-    gcs.put(f"{folder}model.safetensors", b"of somebody else")
+    where = {"bucket": "ours", "prefix": "runs/a", "generation": generation}
+    assert checkpoint == {"Gcs": where}
+    gcs.put("runs/a/model.safetensors", b"of somebody else")
     (tmp_path / "next").mkdir()
     out = convert_in(tmp_path / "next", checkpoint)
     weights = sha256_file(root / "data" / "export" / "model.safetensors")
@@ -174,21 +171,18 @@ def test_no_destination_is_one_line_nor_is_one_that_has_not_what_is_asked_for(ro
     )
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
+def test_a_destination_of_another_form_is_refused_wherever_it_stands(root, gcs):
+    document = tomllib.loads((root / "run.toml").read_text())
+    for name in (
         *("name", "owner/", "https://huggingface.co/owner/name", "./owner/name", "owner/../name"),
         *("gs://Ours", "gs://ours/../theirs", "gs://ours/a//b", "gs://ours/" + "a" * 65),
         *("owner/" + "n" * 60, ""),
-    ],
-)
-def test_a_destination_of_another_form_is_refused_wherever_it_stands(root, gcs, name):
-    assert refusal(root, "gs://ours", name) == f"{name!r}: expected {FORM}"
+    ):
+        assert refusal(root, "gs://ours", name) == f"{name!r}: expected {FORM}"
+        document["config"] = OLDER | {"checkpointers": ["owner/name", name]}
+        with refused("run.toml: config.checkpointers[1] is", f"expected {FORM}"):
+            runfile.parse(document, "run.toml")
     assert gcs.seen == []
-    document = tomllib.loads((root / "run.toml").read_text())
-    document["config"] = OLDER | {"checkpointers": ["owner/name", name]}
-    with refused("run.toml: config.checkpointers[1] is", f"expected {FORM}"):
-        runfile.parse(document, "run.toml")
 
 
 # ---- The command ----

@@ -3,9 +3,10 @@
 import json
 from base64 import b64decode, b64encode
 from functools import partial
+from urllib.parse import quote
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import (
     BestAvailableEncryption,
     Encoding,
@@ -15,9 +16,15 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from lockstep.errors import LockstepError
-from parts.publication import signature
+from lockstep.files import read_json, sha256_file
+from parts.publication import fetch, in_toto, layout, publish, signature
+from pipeline.recheck import outputs
 from pipeline.stage.keys import PROJECT
+from pipeline.stage.untrusted_files import walk
+from tests.parts.publication.published_run import LIMITS, print_of
 from tests.pipeline.sources.options import refusal
+from tests.servers.files import Files
+from tests.servers.hub import REPO, running_hub
 
 refused = partial(refusal, signature.check)
 FILES = {"a.txt": "1" * 64, "proof/b.txt": "2" * 64}
@@ -37,6 +44,14 @@ def write_keys(folder, curve=None, name="key"):
     pem = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     public.write_bytes(pem)
     return private, public
+
+
+def sign(folder, key):
+    """Signs a publication."""
+    listed = read_json(folder / layout.MANIFEST)["files"]
+    files = {name: file["sha256"] for name, file in listed.items()}
+    files[layout.MANIFEST] = sha256_file(folder / layout.MANIFEST)
+    (folder / layout.SIGNATURE).write_bytes(signature.sign(files, folder.name, key))
 
 
 @pytest.mark.parametrize("curve", [ec.SECP256R1(), ec.SECP384R1(), ec.SECP521R1()])
@@ -91,6 +106,11 @@ def test_an_altered_a_foreign_and_a_missing_signature_are_refused(tmp_path):
 def test_a_file_that_is_no_signature_is_one_line(tmp_path):
     private, public = write_keys(tmp_path)
     said = signature.sign(FILES, "folder", private)
+    zeros = {"sig": b64encode(bytes.fromhex("3006020100020100")).decode()}  # r and s are 0
+    of_another = json.loads(signature.seal(b"{}", private))["dsseEnvelope"]["signatures"]
+
+    def enveloped(**content):
+        return changed(lambda document: document["dsseEnvelope"].update(content))
 
     def changed(change):
         document = json.loads(said)
@@ -109,8 +129,12 @@ def test_a_file_that_is_no_signature_is_one_line(tmp_path):
     for found, key, named in (
         (b"{", None, "expected JSON"),
         (changed(lambda d: d.update(mediaType="x")), None, "mediaType"),
-        (changed(lambda d: d["dsseEnvelope"].update(payload="?")), None, "expected base64"),
-        (changed(lambda d: d["dsseEnvelope"].update(signatures=[])), public, "signatures"),
+        (enveloped(payload="?"), None, "expected base64"),
+        (enveloped(payloadType="text/plain"), None, "payloadType"),
+        (enveloped(signatures=[]), public, "signatures"),
+        (enveloped(signatures=[zeros] * 2), public, "signatures"),
+        (enveloped(signatures=[zeros]), public, "the signature does not match"),
+        (enveloped(signatures=of_another), public, "the signature does not match"),
         (payload(lambda s: s.update(predicateType="x")), None, "predicateType"),
         (payload(lambda s: s["predicate"]["resources"].append(s["predicate"]["resources"][0])),)
         + (None, "a.txt appears twice"),
@@ -138,4 +162,49 @@ def test_a_key_that_cannot_sign_or_verify_is_named_with_what_was_expected(tmp_pa
         with pytest.raises(LockstepError, match=f"{name}: .* P-256") as caught:
             signature.check_private(folder / name)
         assert "PRIVATE" not in str(caught.value)
-    assert "not a public key" in refused(None, FILES, private)
+    small = ed25519.Ed25519PublicKey.from_public_bytes(b"\1" + bytes(31))  # of order 1
+    pem = small.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    (folder / "small.pub").write_bytes(pem)
+    for key in (private, folder / "small.pub"):
+        assert "not a public key" in refused(None, FILES, key)
+
+
+# ---- Of a publication ----
+
+
+@pytest.mark.long
+def test_a_signature_is_fetched_wherever_the_publication_lies(folder, tmp_path, monkeypatch):
+    private, public = write_keys(tmp_path)
+    _, strange = write_keys(tmp_path, name="strange")
+    sign(folder, private)
+    with running_hub(monkeypatch, tmp_path / "home") as hub:
+        files = {name: (folder / name).read_bytes() for name, _ in walk(folder)}
+        commit = hub.commit(files | {".gitattributes": b""})
+        found = fetch.find(REPO, tmp_path / "store", LIMITS)
+        elsewhere = f"?repository_url={quote(hub.address, safe='')}"
+        assert found.uri == f"pkg:huggingface/{REPO}@{commit}{elsewhere}"
+        stated, values = in_toto.claims(found)[1][1], in_toto.claims(found)[0].values
+        names = ("model.safetensors", outputs.RUN, layout.MANIFEST)
+        named = {name: sha256_file(folder / name) for name in names}
+        assert (stated, values["sha256"]) == ("stated", named)
+        claim = signature.check(found.signature, found.digests, public)
+        assert claim.kind == "proven"
+    with Files().serving() as server:
+        server.add(folder)
+        asked = [server.address, "--root", tmp_path / "r", "--key", strange]
+        status, said = print_of("verify", *asked)
+        assert status == 1 and "model.sig: signed by the key" in said
+        assert {path for _, path, _ in server.seen} == {f"/{layout.MANIFEST}", "/model.sig"}
+
+
+@pytest.mark.long
+def test_publish_signs_what_it_writes_and_writes_nothing_with_a_key_that_cannot_sign(
+    published, tmp_path
+):
+    (private, public), out = write_keys(tmp_path), tmp_path / "out"
+    with pytest.raises(LockstepError, match="not a private key"):
+        publish.write(out, published.run_file, published.root, 1, None, public)
+    assert not out.exists()
+    publish.write(out, published.run_file, published.root, 1, None, private)
+    found = fetch.find(str(out), tmp_path, LIMITS)
+    assert signature.check(found.signature, found.digests, public).kind == "proven"

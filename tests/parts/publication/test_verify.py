@@ -21,10 +21,10 @@ from tests.servers.hub import REPO, running_hub
 from tests.servers.misbehaviour import Misbehaviour, flipped
 
 
-def test_a_published_run_verifies_from_a_plain_web_server(published, tmp_path, capsys):
+def test_a_published_run_verifies_from_a_plain_web_server(published, tmp_path):
     with Files().serving() as server:
         server.add(published.folder)
-        code, said = print_of(capsys, "verify", server.address, "--root", str(tmp_path))
+        code, said = print_of("verify", server.address, "--root", str(tmp_path))
     count = len(tiny.contents(published.folder)) - 1
     named = ("model.safetensors", outputs.RUN, layout.MANIFEST)
     digests = ", ".join(f"{sha256_file(published.folder / name)} of {name}" for name in named)
@@ -65,7 +65,7 @@ def test_a_published_run_verifies_from_a_plain_web_server(published, tmp_path, c
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["store"]
 
 
-def test_it_is_pushed_to_the_hub_and_verifies_from_there(published, tmp_path, monkeypatch, capsys):
+def test_it_is_pushed_to_the_hub_and_verifies_from_there(published, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_sentinel")
     monkeypatch.setattr(version, "CHECKOUT", published.checkout)
     with running_hub(monkeypatch, tmp_path / "home") as hub:
@@ -76,19 +76,19 @@ def test_it_is_pushed_to_the_hub_and_verifies_from_there(published, tmp_path, mo
         assert pushed.pop("NOTES.txt") == b"mine"  # and nothing is left of an older proof
         assert pushed == tiny.contents(published.whole)
         arguments = ["verify", REPO, "--root", str(tmp_path)]
-        _, said = print_of(capsys, *arguments)
+        _, said = print_of(*arguments)
         assert said.endswith(
             "NOTES.txt: a file that proof/publication.json does not list, expected none\n"
         )
         commit = hub.commit(pushed)
-        code, said = print_of(capsys, *arguments)
+        code, said = print_of(*arguments)
         assert f"that the hub has these files in commit {commit}" in said
         assert (code, said[:10]) == (
             VerifyOutcome.VERIFIED.status,
             "verified: ",
         )  # all four windows
         hub.faults.append(Misbehaviour(flipped, where="README.md"))
-        code, said = print_of(capsys, "verify", REPO, "--root", str(tmp_path / "elsewhere"))
+        code, said = print_of("verify", REPO, "--root", str(tmp_path / "elsewhere"))
         assert code == 1 and "not verified: README.md: received git-sha1:" in said
 
 

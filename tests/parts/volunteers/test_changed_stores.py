@@ -59,9 +59,7 @@ VALUES = {
 }  # fmt: skip
 
 
-def test_each_option_of_verify_is_used_of_a_store_or_refused_by_its_name(
-    finished, tmp_path, capsys
-):
+def test_each_option_of_verify_is_used_of_a_store_or_refused_by_its_name(finished, tmp_path):
     """Those that are used have their own tests; a new one without a value here is a KeyError."""
     (verify,) = (c for c in commands.app.registered_commands if c.callback.__name__ == "verify")
     names = {*inspect.signature(verify.callback).parameters} - {"context", "source"}
@@ -71,10 +69,10 @@ def test_each_option_of_verify_is_used_of_a_store_or_refused_by_its_name(
         option = f"--{name.replace('_', '-')}"
         value = [] if VALUES[name] is None else [VALUES[name]]
         asked = "verify", f"file://{finished / 'store'}", "--root", str(tmp_path), option, *value
-        status, out = print_of(capsys, *asked)
+        status, out = print_of(*asked)
         assert (status, f"{option}: expected none" in out) == (2, True), (option, out)
         assert not (tmp_path / "data").exists()
-    status, _ = print_of(capsys, "verify", str(tmp_path), "--follow")
+    status, _ = print_of("verify", str(tmp_path), "--follow")
     assert status == 2
 
 

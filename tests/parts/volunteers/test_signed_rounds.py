@@ -128,8 +128,8 @@ def test_names_in_a_file_make_no_files(trained):
     assert signed_rounds.check(trained).rounds == ROUNDS
 
 
-def test_command_says_how_many_are_signed_and_by_whose_word(finished, capsys):
-    status, said = print_of(capsys, "volunteer", "signatures", "--root", str(finished / "001"))
+def test_command_says_how_many_are_signed_and_by_whose_word(finished):
+    status, said = print_of("volunteer", "signatures", "--root", str(finished / "001"))
     assert status == 0
     assert f"{ROUNDS * PEERS} of {ROUNDS * PEERS}" in said
     assert keys.public_text(keys.read(finished / "lab.pem")) in said

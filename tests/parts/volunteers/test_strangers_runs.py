@@ -98,14 +98,12 @@ def put(folder: Path, changes: dict) -> Path:
 
 
 @pytest.mark.parametrize("case", ATTACKS)
-def test_what_a_strangers_run_would_do_here_is_refused_before_anything(
-    case, tmp_path, capsys, monkeypatch
-):
+def test_what_a_strangers_run_would_do_here_is_refused_before_anything(case, tmp_path, monkeypatch):
     changes, key = ATTACKS[case]
     store, root = put(tmp_path, changes), tmp_path / "reader"
     root.mkdir()
     monkeypatch.chdir(root)
-    status, out = print_of(capsys, "verify", f"file://{store}", "--root", str(root))
+    status, out = print_of("verify", f"file://{store}", "--root", str(root))
     assert status == 2 and f"{key} is " in out
     keys.create(tmp_path / "me.pem")
     with tiny.like_a_process(), pytest.raises(RequestError, match=f"{key} is "):

@@ -129,17 +129,17 @@ def test_address_of_no_run_is_none(tmp_path):
     assert not stored_verification.is_run(str(tmp_path), SOON)
 
 
-def test_command_says_what_is_known_and_what_a_reader_repeated(finished, store, tmp_path, capsys):
+def test_command_says_what_is_known_and_what_a_reader_repeated(finished, store, tmp_path):
     asked = "verify", f"file://{store}", "--root", str(tmp_path), "--json", "--replay", "0:0"
-    status, out = print_of(capsys, *asked)
+    status, out = print_of(*asked)
     assert (status, json.loads(out)["verified"]) == (3, False)  # by the store's word alone
     (tmp_path / "lab.txt").write_text(keys.public_text(keys.read(finished / "lab.pem")) + "\n")
     asked += "--key", str(tmp_path / "lab.txt")
-    status, out = print_of(capsys, *asked)
+    status, out = print_of(*asked)
     said = json.loads(out)
     assert (status, said["verified"], said["bitwise"]) == (0, True, True)
     for more, expected in ((("--root", os.devnull), 6), (("--replay", f"{'9' * 5000}:0"), 2)):
-        assert print_of(capsys, *asked, *more)[0] == expected
+        assert print_of(*asked, *more)[0] == expected
     assert said["claims"]["links"]["is"] == "proven"
     assert said["claims"]["windows"]["is"] == "sampled"
     assert said["claims"]["other_windows"]["is"] == "stated"

@@ -9,7 +9,7 @@ import pytest
 
 from lockstep.files import read_json, write_json
 from lockstep.transcript.transcript import Transcript
-from parts.publication import commands, publish
+from parts.publication import publish, readers_checks
 from parts.publication.fetch import Limits
 from parts.publication.layout import ReaderAsks
 from parts.workload import worker
@@ -52,7 +52,7 @@ OF_READER = WorkerOfReader(worker_python=sys.executable)  # who consents to run 
 def verify(folder: Path):
     root = folder.parent / "reader"
     with tiny.like_a_process():
-        return commands._verify(str(folder), root, LIMITS, ReaderAsks(), OF_READER)
+        return readers_checks.verify_publication(str(folder), root, LIMITS, ReaderAsks(), OF_READER)
 
 
 # ---- Stages ----
