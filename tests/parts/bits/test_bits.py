@@ -146,35 +146,28 @@ def test_a_merge_a_loss_and_fresh_weights_are_recorded_too(run, of, tmp_path):
 # ---- Strangers' files, and wrong requests ----
 
 
-@pytest.mark.parametrize(
-    "key, value, named",
-    [
-        ("operations", [], ["operations"]),
-        ("operations", [["mul", "", "0" * 64]], ["operations[0]"]),
-        ("format", 1, ["format", "1"]),
-        ("more", 1, ["more"]),
-    ],
-)
-def test_a_record_that_is_none_is_refused_in_a_line(right, key, value, named, tmp_path):
-    (tmp_path / "bad.json").write_text(json.dumps(read_json(right) | {key: value}))
-    with refused("bad.json", *named):
-        bits("compare", right, tmp_path / "bad.json")
+RECORDS = {  # what is another in a record, by its operations, and what the error names
+    "none": (lambda _: {"operations": []}, "other.json", "operations"),
+    "no operation": (
+        lambda _: {"operations": [["mul", "", "0" * 64]]}, "other.json", "operations[0]"),
+    "another format": (lambda _: {"format": 1}, "other.json", "format", "1"),
+    "a key more": (lambda _: {"more": 1}, "other.json", "more"),
+    "another round": (lambda _: {"round": 1}, "round"),
+    "one too few": (lambda found: {"operations": found[:-1]}, "operations"),
+    "another place": (
+        lambda found: {"operations": [found[0] | {"place": "x"}, *found[1:]]}, "place", "'x'"),
+    "another input": (
+        lambda found: {"operations": [found[0] | {"results": []}, *found[1:]]}, "input"),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "key, change, named",
-    [
-        ("round", lambda round_: 1, ["round"]),
-        ("operations", lambda found: found[:-1], ["operations"]),
-        ("operations", lambda found: [found[0] | {"place": "x"}, *found[1:]], ["place", "'x'"]),
-        ("operations", lambda found: [found[0] | {"results": []}, *found[1:]], ["input"]),
-    ],
-)
-def test_records_of_unlike_things_are_not_compared(right, key, change, named, tmp_path):
-    content = read_json(right)
-    (tmp_path / "other.json").write_text(json.dumps(content | {key: change(content[key])}))
+@pytest.mark.parametrize("case", RECORDS)
+def test_what_is_no_record_or_of_another_thing_is_not_compared(right, case, tmp_path):
+    change, *named = RECORDS[case]
+    content, other = read_json(right), tmp_path / "other.json"
+    other.write_text(json.dumps(content | change(content["operations"])))
     with refused(*named):
-        bits("compare", right, tmp_path / "other.json")
+        bits("compare", right, other)
 
 
 @pytest.mark.parametrize("option, value", [("--round", 9), ("--peer", 9)])
