@@ -183,17 +183,13 @@ def centered_clip(values: Tree, weight: jax.Array) -> Tree:
       Karimireddy, He, Jaggi, Learning from History for Byzantine Robust Optimization,
         https://arxiv.org/abs/2012.10333
     """
-
-    def clipped_difference(x: jax.Array, v: jax.Array) -> jax.Array:
-        return _clipped(x - v, is_sent(x, weight))
-
     values = jax.tree.map(lambda x: jnp.where(is_sent(x, weight), jnp.float32(x), 0.0), values)
     scales = jax.tree.map(few_of, values)
     values = jax.tree.map(jnp.multiply, values, scales)
     centre = median(values, weight)
     for _ in range(CLIP_ITERATIONS):
-        moves = mean(jax.tree.map(clipped_difference, values, centre), weight)
-        centre = jax.tree.map(jnp.add, centre, moves)
+        moves = jax.tree.map(lambda x, v: _clipped(x - v, is_sent(x, weight)), values, centre)
+        centre = jax.tree.map(jnp.add, centre, mean(moves, weight))
     return jax.tree.map(jnp.divide, centre, scales)
 
 
@@ -296,11 +292,7 @@ def _squared_distances(x: jax.Array) -> jax.Array:
     A loop over peers holds P arrays at a time; all differences at once would hold P^2.
     """
     x = x.reshape(len(x), -1)
-
-    def from_all(x: jax.Array, peer: jax.Array) -> jax.Array:
-        return jnp.sum(jnp.square(x - peer), axis=1)
-
-    distance_PP: jax.Array = jax.lax.map(partial(from_all, x), x)
+    distance_PP: jax.Array = jax.lax.map(lambda peer: jnp.sum(jnp.square(x - peer), axis=1), x)
     return distance_PP
 
 

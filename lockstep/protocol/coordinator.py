@@ -171,7 +171,11 @@ def tick(state: CoordinatorState, event: Event) -> CoordinatorState:
     """
     if not isinstance(event, Join) and event.now < state.since:
         raise CoordinatorError(state, event, f"this state began at {state.since}")
-    return _ON[type(event)](state, event)
+    take, allowed = _ON[type(event)]
+    if state.run_state not in allowed:
+        expected = " or ".join(run_state.name for run_state in allowed)
+        raise CoordinatorError(state, event, f"expected {expected}")
+    return take(state, event)
 
 
 # ---- time ----
@@ -227,12 +231,12 @@ def _on_leave(state: CoordinatorState, event: Leave) -> CoordinatorState:
 
 
 def _on_warmup_witness(state: CoordinatorState, event: WarmupWitness) -> CoordinatorState:
-    state = _speak(state, event, (RunState.Warmup,))
+    state = _speak(state, event)
     return _finish_warmup(state, event.now, event.random_seed) if _all_spoke(state) else state
 
 
 def _on_witness(state: CoordinatorState, event: WitnessReport) -> CoordinatorState:
-    state = _speak(state, event, (RunState.RoundTrain, RunState.RoundWitness))
+    state = _speak(state, event)
     if _all_spoke(state) and state.run_state == RunState.RoundTrain:
         return _enter(state, RunState.RoundWitness, event.now)
     return state
@@ -242,10 +246,7 @@ def _all_spoke(state: CoordinatorState) -> bool:
     return len(state.spoken) == len(state.witnesses)
 
 
-def _speak(
-    state: CoordinatorState, event: WarmupWitness | WitnessReport, allowed: tuple[RunState, ...]
-) -> CoordinatorState:
-    _expect(state, event, *allowed)
+def _speak(state: CoordinatorState, event: WarmupWitness | WitnessReport) -> CoordinatorState:
     _expect_witness(state, event, event.peer)
     if event.peer in state.spoken:
         raise CoordinatorError(state, event, "the witness has spoken already")
@@ -257,7 +258,6 @@ def _speak(
 
 
 def _on_health_check(state: CoordinatorState, event: HealthCheck) -> CoordinatorState:
-    _expect(state, event, RunState.Warmup, RunState.RoundWitness)
     _expect_witness(state, event, event.by)
     if len(state.spoken) < state.quorum:
         reason = f"{len(state.spoken)} witnesses spoke, expected {state.quorum} to tell who is gone"
@@ -270,7 +270,6 @@ def _on_health_check(state: CoordinatorState, event: HealthCheck) -> Coordinator
 
 
 def _on_eject(state: CoordinatorState, event: Eject) -> CoordinatorState:
-    _expect(state, event, RunState.RoundTrain, RunState.RoundWitness)
     members = {record.peer for record in state.peers} - set(state.ejected)
     for peer in event.peers:
         if peer not in members and (not state.reports.from_anybody or peer in state.ejected):
@@ -284,21 +283,18 @@ def _on_eject(state: CoordinatorState, event: Eject) -> CoordinatorState:
 
 
 def _on_close(state: CoordinatorState, event: Close) -> CoordinatorState:
-    _expect(state, event, RunState.RoundTrain)
     if state.closing.waits_for_all and event.now < state.since + state.closing.limit:
         raise CoordinatorError(state, event, "rounds of this run wait for all messages")
     return _enter(state, RunState.RoundWitness, event.now)
 
 
 def _on_travel_on(state: CoordinatorState, event: TravelOn) -> CoordinatorState:
-    _expect(state, event, RunState.RoundWitness)
     if bad := [m for m in event.messages if state.spans.get(state.slot_of(m)) != m.span]:
         raise CoordinatorError(state, event, f"peer {bad[0].peer} has no such message")
     return replace(state, travel_on=event.messages)
 
 
 def _on_untrained(state: CoordinatorState, event: Untrained) -> CoordinatorState:
-    _expect(state, event, RunState.RoundWitness)
     if state.missed is not None:
         raise CoordinatorError(state, event, "the round's untrained spans are known already")
     spans = set(state.spans.values())
@@ -311,7 +307,6 @@ def _on_untrained(state: CoordinatorState, event: Untrained) -> CoordinatorState
 
 
 def _on_checkpointed(state: CoordinatorState, event: Checkpointed) -> CoordinatorState:
-    _expect(state, event, RunState.Cooldown)
     _expect_member(state, event, event.peer)
     if state.checkpoint is None:
         return replace(state, checkpoint=event.params, checkpointer=event.peer)
@@ -335,27 +330,25 @@ def _on_resume(state: CoordinatorState, event: Resume) -> CoordinatorState:
     return _wait_or_finish(state, event.now)
 
 
-_ON: dict[type, Callable[[CoordinatorState, Any], CoordinatorState]] = {
-    Tick: _on_tick,
-    Join: _on_join,
-    Leave: _on_leave,
-    WarmupWitness: _on_warmup_witness,
-    WitnessReport: _on_witness,
-    HealthCheck: _on_health_check,
-    Eject: _on_eject,
-    Close: _on_close,
-    TravelOn: _on_travel_on,
-    Untrained: _on_untrained,
-    Checkpointed: _on_checkpointed,
-    Pause: _on_pause,
-    Resume: _on_resume,
+# What takes each event, and the states in which it may come; a handler has a reason of its own for
+# those in which an event of ANY may not.
+ANY, IN_ROUND = tuple(RunState), (RunState.RoundTrain, RunState.RoundWitness)
+_ON: dict[type, tuple[Callable[[CoordinatorState, Any], CoordinatorState], tuple[RunState, ...]]]
+_ON = {
+    Tick: (_on_tick, ANY),
+    Join: (_on_join, ANY),
+    Leave: (_on_leave, ANY),
+    WarmupWitness: (_on_warmup_witness, (RunState.Warmup,)),
+    WitnessReport: (_on_witness, IN_ROUND),
+    HealthCheck: (_on_health_check, (RunState.Warmup, RunState.RoundWitness)),
+    Eject: (_on_eject, IN_ROUND),
+    Close: (_on_close, (RunState.RoundTrain,)),
+    TravelOn: (_on_travel_on, (RunState.RoundWitness,)),
+    Untrained: (_on_untrained, (RunState.RoundWitness,)),
+    Checkpointed: (_on_checkpointed, (RunState.Cooldown,)),
+    Pause: (_on_pause, ANY),
+    Resume: (_on_resume, ANY),
 }
-
-
-def _expect(state: CoordinatorState, event: Event, *allowed: RunState) -> None:
-    if state.run_state not in allowed:
-        expected = " or ".join(run_state.name for run_state in allowed)
-        raise CoordinatorError(state, event, f"expected {expected}")
 
 
 def _expect_witness(state: CoordinatorState, event: Event, peer: int) -> None:

@@ -108,7 +108,7 @@ class Measurements(Observer):
         """Measure a simulation's loss on held-out examples: of the params, and of local ones."""
         if self.held_out is None:
             return
-        loss = local = averaged = self._mean_loss(self._params)
+        loss = local = averaged = self._mean_loss(self.peers.params_and_shared()[0])
         if not self._together:
             first, *others = self.local_params()
             local = self._mean_loss(first)
@@ -161,10 +161,6 @@ class Measurements(Observer):
         ]
         matrix = np.corrcoef(np.stack(rows))
         return float((matrix.sum() - np.trace(matrix)) / (count * (count - 1)))
-
-    @property
-    def _params(self) -> Tree:
-        return self.peers.params_and_shared()[0]
 
     @property
     def _together(self) -> bool:

@@ -55,11 +55,10 @@ class CompressedMomentum:
 
     def zeros(self, params: Tree) -> Tree:
         """Return DisTrO's first delta, of zeros."""
-
-        def zeros(path: KeyPath, theta: jax.Array) -> jax.Array:
-            return jnp.zeros(self.compressor.layout(path, theta).shape, jnp.float32)
-
-        return jax.tree.map_with_path(zeros, params)
+        layout = self.compressor.layout
+        return jax.tree.map_with_path(
+            lambda path, theta: jnp.zeros(layout(path, theta).shape, jnp.float32), params
+        )
 
     def rate(self, step: jax.Array) -> Any:
         """Return DisTrO's learning rate in a step."""

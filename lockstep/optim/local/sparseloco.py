@@ -93,10 +93,9 @@ def _error_feedback(
         return jax.tree.map_with_path(lambda path, e: _encode(compressor, path, e), own)
 
     def decode(message: Tree, params: Tree) -> Tree:
-        def decode_leaf(path: KeyPath, theta: jax.Array, sent: Largest) -> jax.Array:
-            return _decode(compressor.layout(path, theta), sent)
-
-        return jax.tree.map_with_path(decode_leaf, params, message)
+        return jax.tree.map_with_path(
+            lambda path, theta, sent: _decode(compressor.layout(path, theta), sent), params, message
+        )
 
     def send(own: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
         message = encode(own)

@@ -44,11 +44,8 @@ class Fragments(NamedTuple):
 
     def init_of_each(self, optimizer: Optimizer, params: Tree) -> tuple[Tree, Tree]:
         """Return an optimizer's first states for each streamed fragment, with a leading axis F."""
-
-        def init_fragment(number: jax.Array) -> tuple[Tree, Tree]:
-            return optimizer.init(self.take(params, number))
-
-        return jax.vmap(init_fragment)(jnp.arange(self.total))
+        numbers = jnp.arange(self.total)
+        return jax.vmap(lambda number: optimizer.init(self.take(params, number)))(numbers)
 
     def _cut(self, x: jax.Array) -> jax.Array:
         """Return params cut into fragments, [F, N], the last row padded with zeros."""
@@ -180,10 +177,10 @@ class _Streaming:
     def receive(
         self, messages: Tree, peers: RoundPeers, params: Tree, shared: Tree, step: jax.Array
     ) -> tuple[Tree, Tree]:
-        def take(part: Tree, agreed: Tree) -> tuple[Tree, Tree]:
-            return self.outer.receive(messages, peers, part, agreed, step)
-
-        return self._step_fragment(take, params, shared, step)
+        return self._step_fragment(
+            lambda part, agreed: self.outer.receive(messages, peers, part, agreed, step),
+            params, shared, step,
+        )  # fmt: skip
 
     @property
     def merge(self) -> Merge | None:
@@ -192,10 +189,9 @@ class _Streaming:
         aggregate, take_outer = self.outer.merge
 
         def take(merged: Tree, params: Tree, shared: Tree, step: jax.Array) -> tuple[Tree, Tree]:
-            def take_fragment(part: Tree, agreed: Tree) -> tuple[Tree, Tree]:
-                return take_outer(merged, part, agreed, step)
-
-            return self._step_fragment(take_fragment, params, shared, step)
+            return self._step_fragment(
+                lambda part, agreed: take_outer(merged, part, agreed, step), params, shared, step
+            )
 
         return Merge(aggregate, take)
 

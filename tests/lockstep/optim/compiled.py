@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from lockstep.optim.optimizer import Optimizer, RoundPeers, Tree, align
 
@@ -37,6 +38,13 @@ class Peers:
         own = self.own[peer]
         message, self.own[peer] = self.optimizer.send(own, self.params, self.shared, step)
         return message
+
+    def train(self, targets: np.ndarray, steps: int, step: int) -> list[Tree]:
+        """Take local steps of all peers, each drawn to its target; their messages."""
+        for peer, target in enumerate(targets):
+            for _ in range(steps):
+                self.accumulate(peer, {"w": self.ahead(peer, step)["w"] - target}, step)
+        return [self.send(peer, step) for peer in range(len(targets))]
 
     def receive(self, messages: list[Tree], step: int, weight: list[int] | None = None) -> Tree:
         """The update by the messages of all peers, of which those of weight 0 are absent."""

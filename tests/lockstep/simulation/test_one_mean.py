@@ -103,6 +103,7 @@ def test_the_same_step_and_the_same_measure_however_a_batch_is_cut(name, cut, mo
         loss, started(loss), DATA, DATA, optimizer=SGD, steps=2, shuffle=False,
         batch_size=ROWS // cut["peers"], learning_rate=RATE, **cut,
     )  # fmt: skip
+    assert result.micro_batch == cut["micro_batch"]
     w, losses, measured = reference(weight)
     (found,) = jax.tree.leaves(jax.tree.map(np.array, result.params))
     np.testing.assert_allclose(found.reshape(-1), w, rtol=2e-5)

@@ -53,6 +53,7 @@ def test_equals_a_loop_by_hand():
         w -= 0.1 * gradient(w, X[batch], Y[batch])
     np.testing.assert_allclose(found(result), w, rtol=1e-5)
     np.testing.assert_allclose(result.train["loss"], losses, rtol=1e-5)
+    assert result.micro_batch == 4  # what fits
     assert told == result.curves.train
     assert result.validation["step"].tolist() == [0, 2, 4]
     np.testing.assert_allclose(
@@ -84,13 +85,6 @@ def test_diloco_equals_a_loop_by_hand():
         w = w - 0.7 * (mean + 0.9 * momentum)
     np.testing.assert_allclose(found(result), w, rtol=1e-4)
     assert not len(result.validation["loss"])
-
-
-def test_a_batch_counts_alike_however_it_is_cut():
-    whole, cut = (short(optimizer=SGD, micro_batch=size) for size in (4, 2))
-    np.testing.assert_allclose(found(whole), found(cut), rtol=1e-5)
-    assert (whole.micro_batch, cut.micro_batch) == (4, 2)
-    assert short(optimizer=SGD).micro_batch == 4  # what fits
 
 
 def test_a_key_is_of_the_seed_the_round_the_peer_and_the_local_step():

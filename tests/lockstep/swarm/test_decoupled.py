@@ -5,11 +5,11 @@ What every elastic method owes, and where it is tested:
 
 1. equal speeds, a quorum of all, no delay: the bits of the method that waits     here
 2. one peer: as alone                      tests/lockstep/simulation/test_decoupled.py
-3. another order of arrivals: the same     protocol/test_pace.py, programs/test_local_steps.py
+3. another order of arrivals: the same     protocol/test_closing.py, programs/test_train_step.py
 4. an absent slot: the same bits           optim/test_common.py, optim/local/test_outer_steps.py
 5. the record repeated: the same bits      here, in an audit and after kills
-6. too old: recorded, and not merged       protocol/test_pace.py
-7. gone after it sent: counts, and once    here, and protocol/test_pace.py
+6. too old: recorded, and not merged       protocol/test_closing.py
+7. gone after it sent: counts, and once    here, and protocol/test_closing.py
 8. peers restarted from their own states   here after each round, all at once: the same bits; one
                                            that missed a round begins anew, as with every method
 9. the coordinator killed anywhere         here after each round, and in simulation/ between

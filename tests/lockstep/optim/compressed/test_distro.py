@@ -133,20 +133,6 @@ def test_ties_and_zeros_follow_the_equations(peers):
     expect_like_reference((6, 8), settings, peers, lambda rng, size: np.zeros(size))
 
 
-def test_a_group_has_its_own_step_and_weight_decay():
-    params = {"a": jnp.full((8, 8), -4.0), "b": jnp.full((8, 8), -4.0)}
-    direction = StepDirection(scale={"a": 0.5})
-    peers = Peers(
-        distro(CompressedMomentum(lr, Compressor(3, 8, True), 0.9, 0.1, direction=direction)),
-        params,
-    )
-    peers.accumulate(
-        0, jax.tree.map(lambda p: jax.random.normal(jax.random.key(0), p.shape), params), 1
-    )
-    updates = peers.receive([peers.send(0, 1)], 1)
-    assert [float(jnp.abs(updates[name]).max()) for name in "ab"] == pytest.approx([0.0035, 0.007])
-
-
 # ---- Blocks of zeros ----
 
 

@@ -32,25 +32,6 @@ def places(step: int, size: int) -> list[int]:
     return [sum(widths[:part]) + int(place) for part, place in enumerate(drawn)]
 
 
-class Round(Peers):
-    """Peers whose losses are half of the squared distance to a target of each."""
-
-    def __init__(self, optimizer: Optimizer):
-        super().__init__(optimizer, {"w": jnp.array(START)}, PEERS)
-
-    def local(self, peer: int, step: int) -> jax.Array:
-        return self.ahead(peer, step)["w"]
-
-    def round(self, step: int, present: list[int]) -> list[dict]:
-        """Take a round; all messages."""
-        for peer, target in enumerate(TARGETS):
-            for _ in range(STEPS):
-                self.accumulate(peer, {"w": self.local(peer, step) - target}, step)
-        messages = [self.send(peer, step) for peer in range(PEERS)]
-        self.receive(messages, step, present)
-        return messages
-
-
 def test_the_places_of_a_seed_and_a_round_are_these():
     """A change here is another run: each message means something else."""
     assert places(1, 30) == [1, 6, 10, 13, 16, 20, 21, 24, 29]
@@ -108,7 +89,8 @@ def test_a_message_has_a_share_of_the_elements_and_no_places_and_a_fragment(opti
 @pytest.mark.parametrize("every", [0, 1, 2, 4])
 def test_every_round_is_the_equations(every):
     sparse = optimizer_of(share=SHARE)
-    peers = Round(sparta_diloco(sparse, OUTER, outer_every=every) if every else sparse)
+    optimizer = sparta_diloco(sparse, OUTER, outer_every=every) if every else sparse
+    peers = Peers(optimizer, {"w": jnp.array(START)}, PEERS)
     theta = START.astype(np.float64).ravel()
     anchor, trace = theta.copy(), np.zeros_like(theta)
     local = np.stack([theta] * PEERS)
@@ -118,7 +100,8 @@ def test_every_round_is_the_equations(every):
     ranges = np.array_split(np.arange(-(-theta.size // cuts) * cuts), cuts)
     for step in range(1, 2 * max(every, 2) + 3):
         present = [1, int(step != 3), 1]
-        sent = peers.round(step, present)
+        sent = peers.train(TARGETS, STEPS, step)
+        peers.receive(sent, step, present)
         for _ in range(STEPS):
             momentum = 0.5 * momentum + local - targets
             local = local - RATE * momentum
@@ -139,4 +122,4 @@ def test_every_round_is_the_equations(every):
             local[:, places_] = theta[places_]
         np.testing.assert_allclose(peers.params["w"].ravel(), theta, rtol=0, atol=3e-6)
         for peer in range(PEERS):
-            np.testing.assert_allclose(peers.local(peer, step).ravel(), local[peer], atol=3e-6)
+            np.testing.assert_allclose(peers.ahead(peer, step)["w"].ravel(), local[peer], atol=3e-6)
