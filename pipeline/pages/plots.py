@@ -39,7 +39,6 @@ def _with_commas() -> FuncFormatter:
 
 
 BY_STEP = Axis("step", "By step", "step", 1, _with_commas)
-BY_TOKENS = Axis("tokens", "By tokens", "tokens, all peers together", 1, EngFormatter)
 BY_BYTES = Axis("bytes_up", "By bytes sent", "sent by each peer", 1, lambda: EngFormatter("B"))
 
 
@@ -65,8 +64,15 @@ class Picture(NamedTuple):
         return f"data:image/png;base64,{base64.b64encode(self.png).decode()}"
 
 
-def loss_pictures(results: Results, rows: list[dict], measured: list[dict]) -> list[Picture]:
-    """Plot the loss in rows of loss.tsv and held_out.tsv by step, tokens, bytes and time."""
+def loss_pictures(
+    results: Results, rows: list[dict], measured: list[dict], counted: tuple[str, int]
+) -> list[Picture]:
+    """Plot the loss in rows of loss.tsv and held_out.tsv by step, data, bytes and time.
+
+    `counted` is the unit of the data, and its words (`LLM.counted`).
+    """
+    unit, words = counted
+    by_data = Axis("tokens", f"By {unit}", f"{unit}, all peers together", 1 / words, EngFormatter)
     findings = results.verdict["findings"]
     caught = min((finding["round"] for finding in findings), default=None)
     parallel = results.trained["bytes_up_of_data_parallel"]
@@ -74,7 +80,7 @@ def loss_pictures(results: Results, rows: list[dict], measured: list[dict]) -> l
     near = rows[-1]["bytes_up"] / 20 < parallel < 2 * rows[-1]["bytes_up"]
     choices = [
         ("loss_by_step", BY_STEP, (caught, "first finding") if findings else None),
-        ("loss_by_tokens", BY_TOKENS, None),
+        (f"loss_by_{unit}", by_data, None),
         ("loss_by_bytes", BY_BYTES, (parallel, "one round of data parallelism") if near else None),
         ("loss_by_time", _by_time(rows[-1]["seconds"]), None),
     ]

@@ -34,7 +34,7 @@ class ReportFacts(NamedTuple):
 def render(run: runfile.Run, facts: ReportFacts) -> tuple[str, list[plots.Picture]]:
     """Return the report, a page of HTML, and its plots."""
     results, rounds = facts.results, facts.rounds
-    pictures = plots.loss_pictures(results, facts.losses, facts.held_out)
+    pictures = plots.loss_pictures(results, facts.losses, facts.held_out, run.llm.counted)
     learning_rate = plots.learning_rate_picture(facts.losses)
     traffic = plots.traffic_picture(results)
     windows = run.snapshots(rounds[0]["round"]["step"] - 1).windows

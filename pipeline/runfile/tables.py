@@ -63,7 +63,8 @@ class Peers(Table):
     """Maximum number of passes over the data. Each pass over shuffled data has a new order, which
     follows from the seed of the shuffle; data that is not shuffled repeats in the same order."""
     threads: Annotated[int, Field(ge=1, le=MAX_THREADS)] = 4
-    """Threads of XLA's thread pool on a CPU. They change the last bits of results; cores do not."""
+    """Threads of XLA's thread pool on a CPU. They change the last bits of steps as compiled; cores
+    do not."""
     overlap: Literal[0, 1, 2] = 0
     """Overlap of DisTrO's communication with training. 0: peers wait, and messages are applied in
     their own round (DeMo). 1: peers train the next round meanwhile, as in Psyche's train example.

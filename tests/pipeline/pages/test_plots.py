@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from pipeline.pages import plots
+from pipeline.pages.stage_results import Results
 from pipeline.pages.templates import environment
 
 # Machado, Oliveira and Fernandes 2009, of whole severity, on linear RGB
@@ -67,3 +68,12 @@ def test_each_colour_stands_out_from_the_page(dark):
         ratio = (high + 0.05) / (low + 0.05)
         print(colour, dark, round(ratio, 2))
         assert ratio > (4.5 if colour == plots.INK else 2.4)
+
+
+def test_data_that_are_no_tokens_are_counted_in_rows():
+    columns = ("step", "loss", "bytes_up", "seconds")
+    rows = [dict.fromkeys(columns, step) | {"tokens": 784 * step} for step in (1, 2, 3)]
+    results = Results({}, {"bytes_up_of_data_parallel": 99}, {"findings": []})
+    _, picture, *_ = plots.loss_pictures(results, rows, [], ("rows", 784))
+    assert picture.name == "loss_by_rows"
+    assert picture.alt.endswith("by rows, up to 3 rows, all peers together.")
