@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import struct
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -148,6 +149,12 @@ class WandbSink:
         """Write what is left to W&B, which calls a stopped run failed until it is resumed."""
         with expecting(self._run.settings.sync_dir, "all sent; `wandb sync` does it", TimeoutError):
             self._run.finish(exit_code=0 if finished else 1)
+
+
+def leave() -> None:
+    """End W&B's own process, if a sink began one: else ours waits without end for it at its end."""
+    if wandb := sys.modules.get("wandb"):
+        wandb.teardown()
 
 
 SINKS = {"tensorboard": TensorBoardSink, "wandb": WandbSink}

@@ -16,7 +16,7 @@ from lockstep.transcript.curves import Totals
 from lockstep.transcript.entry import Entry, Header
 from lockstep.transcript.transcript import Transcript
 from pipeline import extras, runfile
-from pipeline.monitor.sinks import SINKS, Scalars, TrackedRun
+from pipeline.monitor.sinks import SINKS, Scalars, TrackedRun, leave
 from pipeline.runfile.method import learning_rate_of_run
 from pipeline.subject import subject_of
 
@@ -64,6 +64,9 @@ class Tracker:
             feed.end(finished=kind is None)
         for feed in self._feeds:
             feed.wait()
+        leaving = threading.Thread(target=leave, daemon=True)  # which may hang too
+        leaving.start()
+        leaving.join(PATIENCE_SECONDS)
 
     def took(self, entry: Entry, rates: Mapping[str, float | None]) -> None:
         """Report to the trackers a round that was taken; its entry has any measured held-out loss.

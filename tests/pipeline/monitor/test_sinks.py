@@ -2,6 +2,7 @@
 
 import logging
 import math
+import os
 import shutil
 import signal
 import subprocess
@@ -50,6 +51,22 @@ with Tracker(runfile.load(Path(run)), Path(folder), 0, lambda: scores) as tracke
         time.sleep(0.01)
     time.sleep(0.3)
     os.kill(os.getpid(), signal.SIGKILL)
+"""
+HANG = """
+import os, signal, sys, time
+from pathlib import Path
+import wandb
+from pipeline import runfile
+from pipeline.monitor import tracker
+
+run, trained, folder = sys.argv[1:]
+tracker.PATIENCE_SECONDS = 1.0
+with tracker.Tracker(runfile.load(Path(run)), Path(trained), 1) as told:
+    while told._feeds[0]._queue.qsize():
+        time.sleep(0.01)
+    service = wandb.setup()._connection._proc._process.pid
+    Path(folder, "service").write_text(str(service))
+    os.kill(service, signal.SIGSTOP)
 """
 Curves = dict[str, list[tuple[int, float]]]
 
@@ -227,6 +244,17 @@ def test_a_slow_sink_is_waited_for_until_it_hangs_and_a_line_says_what_it_has(
     feed.wait()
     assert _last_step([*tmp_path.glob("tensorboard/a/*")]) == 9
     check_names(caplog.records[-1].getMessage(), "sink tensorboard", "1 steps left")
+
+
+def test_a_process_of_wandb_that_never_answers_does_not_keep_a_training(tracked, tmp_path):
+    run_file = Path(shutil.copy(tracked.run_file, tmp_path))
+    name_sinks(run_file, tmp_path, ["wandb"])
+    command = [sys.executable, "-c", HANG, run_file, tracked.trained, tmp_path]
+    try:
+        done = subprocess.run(command, cwd=PROJECT, stderr=subprocess.DEVNULL, timeout=90)
+    finally:
+        os.kill(int((tmp_path / "service").read_text()), signal.SIGKILL)
+    assert done.returncode == 0
 
 
 def test_a_sink_without_its_package_is_refused_with_the_extra(tracked, monkeypatch):
