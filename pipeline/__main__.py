@@ -32,11 +32,11 @@ from pipeline.command_options import (
     Commands,
     Root,
     RunFile,
-    run_stage,
 )
 from pipeline.generate import generate
 from pipeline.joints import Joint
 from pipeline.preflight import commands as preflight
+from pipeline.run_stage import run_stage
 from pipeline.stage import devices, logs
 from pipeline.stage.keys import PROJECT, STAGES
 

@@ -1,16 +1,14 @@
-"""What commands share: options, panels of `lockstep --help`, and how a stage is run.
+"""Options of commands: those that several have, how a value is read, and when one applies.
 
 Nothing heavy is imported before a command runs.
 """
 
 import math
 import re
-import shutil
 from argparse import ArgumentTypeError
 from collections.abc import Collection
 from contextlib import suppress
 from decimal import Decimal
-from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,9 +16,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from lockstep.errors import LockstepError, RequestError, brief
-from pipeline.stage import devices, logs, signals
-from pipeline.stage.keys import RUN_FILE, Keys
+from lockstep.errors import RequestError, brief
+from pipeline.stage.keys import RUN_FILE
 
 RunFile = Annotated[Path, typer.Option("--run", help="The run file.")]
 Root = Annotated[Path, typer.Option("--root", help="The folder where data/ and metrics/ lie.")]
@@ -102,11 +99,14 @@ def count(text: object) -> int:
 
 
 def refuse(context: typer.Context, names: Collection[str], why: str) -> None:
-    """Refuse options of a command line that would change nothing `why`, as in with --of merge."""
+    """Refuse options of a command line that nothing would read `why`, as in with --of merge."""
     for option in context.command.params:
         given = context.get_parameter_source(option.name or "")
         if option.name in names and given and given.name == "COMMANDLINE":
-            raise RequestError(f"{option.opts[0]}: expected none {why}")
+            value = context.params[option.name]
+            values = value if isinstance(value, list) else [] if value is True else [value]
+            found = " ".join([option.opts[0], *map(str, values)])
+            raise RequestError(f"{brief(found, 200)}: expected none {why}")
 
 
 class Commands(TyperGroup):
@@ -137,46 +137,3 @@ def _finite(context: typer.Context, option: Any, value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         raise typer.BadParameter(f"{value}, expected a finite number", context, option)
     return value
-
-
-def run_stage(name: str, run: Path, root: Path) -> None:
-    """Run one stage, alone under its locks, unless its result exists already.
-
-    Raises:
-      LockstepError: the run file was edited meanwhile, in what the stage depends on.
-    """
-    from lockstep.machine import allocator
-    from pipeline import runfile
-    from pipeline.stage import descriptors, lock
-    from pipeline.stage.artifacts import Paths
-
-    allocator.tune()
-    descriptors.check()
-    settings = runfile.load(run)
-    paths = Paths(name, run, root)
-    key = paths.key  # read before any wait, as the settings are
-    signals.watch_engine()
-    with lock.hold(root / "data" / f".{name}.lock"), lock.hold(paths.runs / f"{key}.lock"):
-        if paths.has_result():
-            paths.publish()
-            shutil.rmtree(paths.scratch, ignore_errors=True)  # left by a kill at the very end
-            print(f"{name}: {root / paths.keys.made(name)} exists already")
-        else:
-            logs.to_stdout(settings.runtime.log_level.upper())
-            devices.prepare(settings)
-            import_module(f"{__package__}.{name}").run(settings, paths)
-    _check_unchanged(name, paths.keys)
-
-
-def _check_unchanged(name: str, keys: Keys) -> None:
-    """Check that what a stage depends on in the run file is as it was at the stage's start.
-
-    DVC reads the run file again after the stage: it would record what the stage did not use.
-    """
-    before, now = keys.content(name), keys.again().content(name)
-    if changed := [part for part, digest in now.items() if before.get(part) != digest]:
-        raise LockstepError(
-            f"{keys.run}: {', '.join(changed)} changed while stage {name} ran, expected as it was; "
-            "its result stands for what was read at the start: put the file back, or run the "
-            "engine again"
-        )

@@ -36,7 +36,7 @@ TESTS = (  # of all that is listed or generated
 )
 RUN = """
 from pathlib import Path
-from pipeline.command_options import run_stage
+from pipeline.run_stage import run_stage
 for stage in ("download", "convert", "train", "witness"):
     run_stage(stage, Path("params/run.toml"), Path("."))
 """

@@ -19,7 +19,8 @@ import pytest
 import tomlkit
 from typer.testing import CliRunner, Result
 
-from pipeline import command_options, runfile
+from pipeline import runfile
+from pipeline.run_stage import run_stage
 from pipeline.stage import lock
 from pipeline.stage.devices import FLAGS
 from pipeline.stage.keys import PROJECT, RUN_FILE, STAGES
@@ -288,7 +289,7 @@ def make(run_file: Path, root: Path, *stages: str, devices: int = 1) -> str:
     output = io.StringIO()
     for stage in stages or STAGES:
         with like_a_process(devices), redirect_stdout(output):
-            command_options.run_stage(stage, run_file, root)
+            run_stage(stage, run_file, root)
     return output.getvalue()
 
 

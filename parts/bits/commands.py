@@ -15,8 +15,8 @@ from pipeline.command_options import (
     Root,
     RunFile,
     refuse,
-    run_stage,
 )
+from pipeline.run_stage import run_stage
 
 if TYPE_CHECKING:
     from pipeline.stage.artifacts import Paths

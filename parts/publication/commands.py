@@ -214,13 +214,13 @@ def attestation(
         float, typer.Option(min=0, max=1, help="Share of all windows repeated, at least.")
     ] = 0,
     proven: Proven = None,
-    method: Annotated[str, typer.Option(help="The method, as a run file names it.")] = "",
-    data: Annotated[str, typer.Option(help="The data's SHA-256, as `[pins] data`.")] = "",
+    method: Annotated[str | None, typer.Option(help="The method, as a run file names it.")] = None,
+    data: Annotated[str | None, typer.Option(help="The data's SHA-256, as `[pins] data`.")] = None,
 ) -> None:
     """Check an attestation: who signed it, of which weights, and what it says."""
     from parts.publication import in_toto, readers_checks
 
-    due = {name: value for name, value in (("--method", method), ("--data", data)) if value}
+    due = {n: v for n, v in {"--method": method, "--data": data}.items() if v is not None}
     try:
         said = in_toto.read(file, keys or (), weights or ())
         in_toto.check_asked(said, share, proven or (), due)

@@ -71,11 +71,16 @@ def find(source: str, cache: Path, limits: Limits, *, signed: bool = False) -> P
     """
     if "://" in source:
         return _on_web(source, cache, limits, signed)
-    if (folder := expand(source, "SOURCE")).is_dir():
-        return _in_folder(folder, limits)
+    if is_folder(source):
+        return _in_folder(expand(source, "SOURCE"), limits)
     if HUB.fullmatch(source):
         return _on_hub(source, cache, limits)
     raise RequestError(f"{source}: no such folder, expected {FORM}")
+
+
+def is_folder(source: str) -> bool:
+    """Return whether a publication is read where it is: nothing of it is fetched."""
+    return "://" not in source and expand(source, "SOURCE").is_dir()
 
 
 def _in_folder(folder: Path, limits: Limits) -> PublicListing:

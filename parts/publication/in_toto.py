@@ -252,7 +252,8 @@ def _due(
     yield "the claim digests", values["digests"].get("sha256"), subject
     for name, option in (("signature", "key"), ("data", "shards"), ("tasks", "tasks")):
         proven = kinds.get(name, "proven" if asked[option] else "stated") == "proven"
-        yield f"the claim {name}", proven, asked[option]
+        nothing = asked[option] and values.get(name, {}).get("names") == []  # no task was scored
+        yield f"the claim {name}", proven or nothing, asked[option]
     yield "inputAttestations", len(said["inputAttestations"]), int(asked["key"])
     if "windows" in claims:
         drawn_by = values["windows"].get("drawn_by")

@@ -9,7 +9,7 @@ import io
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from functools import partial
 from pathlib import Path
@@ -41,15 +41,15 @@ OF_THIS_MACHINE = {
 OF_A_STAGE = re.compile(rf"^({'|'.join(STAGES)}): ", re.MULTILINE)
 LONGEST = 1000  # characters of a reason, which may quote a stranger's file
 AGAIN = "the same command begins again, and fetches no byte twice"
+# The options of `verify` that are read in one case only; in another they are refused.
+OF_PUBLICATION = "seed", "windows", "checkpoint", "shards", "tasks", "attest"
+OF_WORKLOAD = "worker_python", "worker_module", "worker_path"
+OF_VOLUNTEERS = "follow", "replays"
+OVER_NETWORK = "attempts", "stall_seconds"
 
 
 class OffersVerification(Protocol):
-    """Runs in a store, of which something is known without a publication.
-
-    OPTIONS: The options of `lockstep verify` that are about such a run.
-    """
-
-    OPTIONS: Collection[str]
+    """Runs in a store, of which something is known without a publication."""
 
     def is_run(self, source: str, network: NetSettings) -> bool:
         """Return whether an address is that of a run in a store, to be verified."""
@@ -155,6 +155,8 @@ def verify(
     """
     asked, stored = context.params, partial(_verify_stored, context, limits)
     source, root = asked["source"], asked["root"]
+    if fetch.is_folder(source):
+        refuse(context, OVER_NETWORK, "of a folder, from which nothing is fetched")
     published = partial(verify_publication, source, root, limits, asks, worker, listings)
     if asked["follow"] or asked["replays"] or not source.startswith("http"):
         return stored() or published()
@@ -173,9 +175,9 @@ def _verify_stored(context: typer.Context, limits: Limits) -> Verified | None:
     source, follow, replays = asked["source"], asked["follow"], asked["replays"] or ()
     for part in STORED_VERIFICATIONS:
         if part.is_run(source, limits.network):
-            refuse(
-                context, {*asked} - {"source", *part.OPTIONS}, f"of a run of volunteers: {source}"
-            )
+            idle = OF_PUBLICATION + OF_WORKLOAD
+            idle += OVER_NETWORK if source.startswith("file:") else ()
+            refuse(context, idle, f"of a run of volunteers in {source}")
             out = sys.stdout
             with redirect_stdout(StagesAgain(sys.stderr)):
                 tell = partial(print, file=sys.stderr if asked["as_json"] else out, flush=True)
@@ -185,10 +187,7 @@ def _verify_stored(context: typer.Context, limits: Limits) -> Verified | None:
                     return Verified(*part.verify(source, asked["root"], replays, say, **how))
                 except OSError as error:  # of a store it would be a line of its own
                     raise UnfinishedError(f"{error.filename}: {error.strerror}") from error
-    if follow or replays:
-        raise RequestError(
-            f"{source}: not a run of volunteers, expected one for --follow or --replay"
-        )
+    refuse(context, OF_VOLUNTEERS, f"of {source}, which is no run of volunteers")
     return None
 
 

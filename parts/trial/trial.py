@@ -15,7 +15,8 @@ import models
 from lockstep.errors import LockstepError
 from lockstep.files import write_named
 from pipeline import runfile
-from pipeline.command_options import run_stage, whole
+from pipeline.command_options import whole
+from pipeline.run_stage import run_stage
 from pipeline.runfile.as_text import run_file, toml
 from pipeline.sources.token_files.listing import EXTENSIONS
 from pipeline.stage.artifacts import Paths
@@ -40,15 +41,23 @@ def parse(arguments: list[str]) -> Flags:
         text = f"{flag['goes_to']} (default {default})" if default else flag["goes_to"]
         how: Flags = {"type": whole if kind is int else kind, "metavar": "X"}
         how = {"action": "store_true"} if kind is bool else how
-        parser.add_argument(f"--{name}", dest=name, default=default, help=text, **how)
-    flags = vars(parser.parse_args(arguments))
-    idle, distro = ("AdamW", "with") if flags["distro"] else ("Distro", "without")
-    for name, flag in FLAGS.items():
+        parser.add_argument(f"--{name}", dest=name, default=argparse.SUPPRESS, help=text, **how)
+    given = vars(parser.parse_args(arguments))
+    flags = {name: flag["default"] for name, flag in FLAGS.items()} | given
+    cases = {  # what holds of this command line; a flag is `idle` in one of them
+        f"with --data-provider {flags['data-provider']}": True,
+        "with --distro": flags["distro"],
+        "without --distro": not flags["distro"],
+        "with Parquet files": _is_parquet(flags),
+        "with a model of transformers": _is_of_transformers(flags),
+    }
+    for name in given:
+        flag = FLAGS[name]
         if flags[name] not in flag.get("only", [flags[name]]):
             expected = " or ".join(str(value) for value in flag["only"] if value != "")
             raise LockstepError(f"--{name} {flags[name]}: expected {expected}; {flag['why']}")
-        if flag["goes_to"].startswith(f"optimizer.{idle} ") and flags[name] != flag["default"]:
-            raise LockstepError(f"--{name} {flags[name]}: expected none {distro} --distro")
+        if cases.get(flag.get("idle")):
+            raise LockstepError(f"--{name} {flags[name]}: expected none {flag['idle']}")
     return flags
 
 
@@ -92,8 +101,7 @@ def run_of(flags: Flags) -> runfile.Run:
         llm["checkpoint"]["Hub"]["repo_id"] = str(folder.absolute())
     if flags["python"]:
         document["runtime"]["carrier"] = "processes"
-        is_folder = (folder / hf.CONFIG).is_file()
-        if is_folder and hf.read_config(folder).get("model_type") not in models.MODELS:
+        if _is_of_transformers(flags):
             config = {"model": str(folder.absolute())}  # any that AutoModelForCausalLM takes
             document["workload"] = {"factory": "hf_causal_lm:CausalLM", "config": config}
             llm["checkpoint"] = "Ephemeral"
@@ -114,8 +122,8 @@ def run_of(flags: Flags) -> runfile.Run:
 
 def _location(flags: Flags) -> Flags:
     path, url, seed = flags["data-path"], flags["data-url"], flags["seed"]
-    if (flags["data-provider"] == "http") != bool(url):
-        raise LockstepError(f"--data-url {url!r}: expected one with --data-provider http only")
+    if flags["data-provider"] == "http" and not url:
+        raise LockstepError("--data-url '': expected an address with --data-provider http")
     if seed and not (seed.isdecimal() and int(seed) < 2**32):
         raise LockstepError(f"--seed {seed}: expected a number from 0 to {2**32 - 1}")
     order = {"Seeded": [*bytes(28), *int(seed).to_bytes(4, "big")]} if seed else "DontShuffle"
@@ -127,7 +135,18 @@ def _location(flags: Flags) -> Flags:
         return {"Url": {**files, "url": url}}
     if url:
         return {"Hub": {**files, "repo_id": url}}
-    is_tokens = any(file.name.endswith(EXTENSIONS) for file in Path(path).glob("*"))
-    if not is_tokens and any(Path(path).rglob("*.parquet")):
-        return {"Preprocessed": path}
-    return {"Local": {**files, "path": path}}
+    return {"Preprocessed": path} if _is_parquet(flags) else {"Local": {**files, "path": path}}
+
+
+def _is_parquet(flags: Flags) -> bool:
+    """Return whether a trial's data are Parquet files: its folder has some, and no token files."""
+    path, is_local = Path(flags["data-path"]), flags["data-provider"] == "local"
+    is_tokens = any(file.name.endswith(EXTENSIONS) for file in path.glob("*"))
+    return is_local and not is_tokens and any(path.rglob("*.parquet"))
+
+
+def _is_of_transformers(flags: Flags) -> bool:
+    """Return whether a trial's model is none of models/, and so trained in its own Python."""
+    folder = Path(flags["model"])
+    is_own = flags["python"] and (folder / hf.CONFIG).is_file()
+    return is_own and hf.read_config(folder).get("model_type") not in models.MODELS

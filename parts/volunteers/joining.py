@@ -28,10 +28,11 @@ from parts.volunteers.store.schemes import open_store
 from parts.volunteers.stored_run import stored_run
 from parts.volunteers.training.process import Onlooker
 from pipeline import runfile
-from pipeline.command_options import MOST_GB, run_stage
+from pipeline.command_options import MOST_GB
 from pipeline.language_model import cudnn
 from pipeline.net import limits
 from pipeline.net.limits import FetchLimit, NetSettings
+from pipeline.run_stage import run_stage
 from pipeline.runfile import Runtime, as_text, strangers
 from pipeline.runfile.strangers_values import Use
 from pipeline.stage import devices, lock, logs

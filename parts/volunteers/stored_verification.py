@@ -27,8 +27,6 @@ from pipeline.net.limits import NetSettings
 from pipeline.recheck.claim import PublicClaim
 
 DRAWN = "drawn"
-OPTIONS = {"root", "follow", "replays", "key", "attempts", "stall_seconds", "max_gb", "as_json"}
-"""Options of `lockstep verify` that are about a run of volunteers; others are refused."""
 
 
 def is_run(source: str, network: NetSettings) -> bool:

@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
-from lockstep.errors import LockstepError
+from lockstep.errors import LockstepError, RequestError
 from lockstep.files import read_json
 from lockstep.machine.progress import size
+from lockstep.tables.validation import validate
 from pipeline import runfile
 from pipeline.runfile import strangers
 from pipeline.runfile.parts import check_parts
@@ -34,6 +36,7 @@ def read_run(folder: Path, max_gb: int, worker: WorkerOfReader | None = None) ->
 
     Raises:
       LockstepError: The bundle is too large, or has anything but files, or no run for strangers.
+      RequestError: The worker cannot be, or there is no workload that it could run.
     """
     check_regular(folder)
     total = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
@@ -46,5 +49,11 @@ def read_run(folder: Path, max_gb: int, worker: WorkerOfReader | None = None) ->
     check_parts({"runtime": own}, "the command line")
     lacks, how = partial(lacks_of_factory, folder=PROJECT / WORKLOADS), "--worker-python PYTHON"
     consents = dict.fromkeys(strangers.CONSENTED if own else (), lacks)
-    name, runtime = str(folder / RUN), runfile.Runtime(**own)
-    return strangers.read(read_json(folder / RUN), name, Use.REPEATED, runtime, consents, how)
+    name = str(folder / RUN)
+    runtime = validate(runfile.Runtime, own, "the command line", RequestError)
+    run = strangers.read(read_json(folder / RUN), name, Use.REPEATED, runtime, consents, how)
+    if own and not any(attrgetter(key)(run) for key in strangers.CONSENTED):
+        option, value = next(iter(own.items()))
+        words = [f"--{option.replace('_', '-')}", *([value] if isinstance(value, str) else value)]
+        raise RequestError(f"{' '.join(words)}: expected none of a run without a workload")
+    return run

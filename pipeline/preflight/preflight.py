@@ -283,8 +283,7 @@ def package_rows(run: runfile.Run, todo: Collection[str]) -> Iterator[CheckRow]:
     needs = [*NEEDS, *(need for part in PARTS_ROWS for need in part.NEEDS)]
     needed = {module: need for need in needs if need.stage in todo for module in need.modules(run)}
     for module, need in needed.items():
-        if not extras.is_installed(module):
-            yield CheckRow(Mark.FAILS, "packages", str(extras.lacking(need.key, module)))
+        yield from _packages(need.key, module)
     installed = [module for module in needed if extras.is_installed(module)]
     if installed:
         yield CheckRow(Mark.FINE, "packages", ", ".join(installed))

@@ -229,14 +229,16 @@ def _compare_numbers(
 
 
 def _scores(published: PublishedRun, record: Evaluated) -> list[PublicClaim]:
-    """Score the tasks of evaluate.json again if the reader asks; claim nothing without any.
+    """Score the tasks of evaluate.json again if the reader asks; say so where none was scored.
 
     A part that scores tasks offers the joint "run_file_tasks": `score_again(run, folder, names,
     shards, store)` returns the scores of a published run's tasks by name, as evaluate.json has
     them. A stranger's definitions are not read, and no code of theirs is run.
     """
-    if not published.own.tasks or not record.scored:
+    if not published.own.tasks:
         return []
+    if not record.scored:
+        return [PublicClaim("tasks", "stated", "that no task was scored", {"names": []})]
     own, scores = published.own, {}
     for part in TASKS:
         scores |= part.score_again(

@@ -84,7 +84,8 @@ class Paths:
     @property
     def old(self) -> Path:
         """Where the last result of this stage waits to be removed; a kill leaves it there."""
-        return _old(self.out(self.stage))
+        out = self.out(self.stage)
+        return out.with_name(f".{out.name}.old")
 
     def out(self, stage: str) -> Path:
         """Return the folder that `stage` leaves."""
@@ -161,7 +162,7 @@ class Paths:
                 aside = self._aside()
                 copy_cached(files, aside)
                 if _damage(aside / made.name) is None:  # of the cache
-                    _replace(aside, self.out(self.stage))
+                    self._replace(aside)
                     return True
         return False
 
@@ -228,7 +229,7 @@ class Paths:
         }
         made = aside / f"made-{self.key}.json"
         write_sealed(made, manifest)
-        _replace(aside, self.out(self.stage))
+        self._replace(aside)
         self.publish()
 
     def _aside(self) -> Path:
@@ -238,6 +239,15 @@ class Paths:
             shutil.rmtree(aside, ignore_errors=True)
             aside.mkdir(parents=True)
         return aside
+
+    def _replace(self, aside: Path) -> None:
+        """Replace the stage's folder. A kill in between leaves none, so the stage runs again."""
+        out, old = self.out(self.stage), self.old
+        shutil.rmtree(old, ignore_errors=True)
+        if out.exists():
+            os.replace(out, old)
+        os.replace(aside, out)
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def _inputs(stage: str, folder: Path) -> dict[str, str]:
@@ -315,20 +325,6 @@ def _listing(
         for name, path in files.items()
         if path.is_file()
     }
-
-
-def _old(out: Path) -> Path:
-    return out.with_name(f".{out.name}.old")
-
-
-def _replace(aside: Path, out: Path) -> None:
-    """Replace a stage's `out` by `aside`. A kill in between leaves none, so it runs again."""
-    old = _old(out)
-    shutil.rmtree(old, ignore_errors=True)
-    if out.exists():
-        os.replace(out, old)
-    os.replace(aside, out)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 # ---- Results elsewhere, and those that are not current ----

@@ -26,6 +26,7 @@ DIGEST = "0" * 64
 PROVEN = {"digests", "signature", "files", "start", "weights", "held_out", "card"}
 PROVEN |= {"generation_config.json"}
 STATED = {"left_out", "other_windows", "verdict", "losses", "keys", "held_out_split", "data"}
+STATED |= {"tasks"}  # none was scored
 
 
 def digests(folder):
@@ -43,7 +44,7 @@ class Attested:
         self.weights = self.folder / "model.safetensors"
         self.private, self.key = write_keys(folder)
         self.signed, self.bare = folder / "signed.json", folder / "bare.json"
-        asked = ["--root", folder / "r", "--seed", WORD, "--key", self.author, "--json"]
+        asked = ["--root", folder / "r", "--seed", WORD, "--key", self.author, "--json", "--tasks"]
         attest = ["--attest", self.signed, "--sign", self.private]
         self.before = datetime.now(UTC).replace(microsecond=0)
         self.status, said = print_of("verify", self.folder, *asked, *attest)
@@ -105,7 +106,7 @@ def test_the_statement_and_the_object_name_what_was_verified_by_its_digests(atte
     assert predicate["resourceUri"] == attested.folder.as_uri()
     asked = predicate["policy"]["annotations"]
     assert (asked["seed"], asked["windows"], asked["key"], asked["tasks"]) == (
-        *(WORD, None, True, False),
+        *(WORD, None, True, True),
     )
     signed = sha256_file(attested.folder / layout.SIGNATURE)
     assert predicate["inputAttestations"] == [{"name": "model.sig", "digest": {"sha256": signed}}]
@@ -145,6 +146,7 @@ def test_a_reader_has_a_key_and_the_weights_and_says_what_has_to_be_there(attest
         (1, attested.signed, ["--share", 0.3], "share"),
         (1, attested.signed, ["--proven", "losses"], "losses is stated, expected proven"),
         (1, attested.signed, ["--data", DIGEST], "--data"),
+        (1, attested.signed, ["--data", ""], "--data"),  # of a variable that is not set
         (2, attested.signed, ["--weights", "none.safetensors"], "no such file"),
         (2, attested.signed, ["--weights", "/dev/null"], "not a regular file"),
     ):

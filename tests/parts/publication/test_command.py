@@ -11,11 +11,13 @@ from pathlib import Path
 
 import jax
 import pytest
+from typer.main import get_command
 
 from parts.publication import claims, publish, readers_checks
 from parts.publication.claims import VerifyOutcome
 from parts.publication.layout import ReaderAsks
 from pipeline import version
+from pipeline.__main__ import app
 from pipeline.audit import unchecked_bundle
 from pipeline.recheck import outputs
 from pipeline.recheck.evaluate import held_out_claim
@@ -23,7 +25,7 @@ from pipeline.stage.keys import PROJECT
 from pipeline.weights import hf
 from tests import tiny
 from tests.errors import refused
-from tests.parts.publication.published_run import LIMITS, flip, print_of, verify
+from tests.parts.publication.published_run import LIMITS, WORD, flip, print_of, verify
 from tests.servers.files import Files
 from tests.servers.misbehaviour import Misbehaviour, silent, untagged
 
@@ -56,6 +58,47 @@ def test_the_line_counts_held_out_sequences_that_are_fewer_or_repeated(published
         text = held_out_claim(*held).text
         assert sample in text and text.endswith(said)
     assert set(outputs.COMPANIONS) == set(hf.COMPANIONS)
+
+
+# A source of `verify`, and the options that nothing reads there: all but ALWAYS are of some.
+ALWAYS = {"source", "root", "key", "max_gb", "as_json", "signing_key"}
+IDLE = {
+    "{folder}": (
+        *readers_checks.OF_VOLUNTEERS,
+        *readers_checks.OVER_NETWORK,
+        *readers_checks.OF_WORKLOAD,
+    ),
+    "owner/name": readers_checks.OF_VOLUNTEERS,
+    "file:///no/store": readers_checks.OF_PUBLICATION
+    + readers_checks.OF_WORKLOAD
+    + readers_checks.OVER_NETWORK,
+}
+VALUES = {"tasks": (), "follow": (), "seed": (WORD,), "replays": ("0:0",), "shards": ("{shards}",)}
+VALUES |= {"stall_seconds": ("1.5",), "worker_module": ("mine",)}
+
+
+@pytest.mark.parametrize(("source", "name"), [(s, name) for s in IDLE for name in IDLE[s]])
+def test_an_option_of_verify_that_nothing_would_read_is_refused_with_its_value(
+    source, name, published, tmp_path
+):
+    places = {"folder": published.folder, "shards": published.root / "data" / "shards"}
+    option = {"replays": "--replay"}.get(name, f"--{name.replace('_', '-')}")
+    given = [text.format(**places) for text in (option, *VALUES.get(name, ("1",)))]
+    command = ["verify", source.format(**places), "--root", str(tmp_path / "root"), *given]
+    code, said = print_of(*command)
+    assert (code, said.count("\n")) == (VerifyOutcome.NOT_ASKED.status, 1)
+    assert f"{' '.join(given)}: expected none" in said and not list(tmp_path.iterdir())
+
+
+def test_every_option_of_verify_is_read_always_or_in_a_case_that_is_named():
+    options = {option.name for option in get_command(app).commands["verify"].params}
+    assert options == ALWAYS.union(*IDLE.values())
+
+
+@pytest.mark.parametrize(("module", "named"), [("mine", "--worker-module"), ("1", "worker_module")])
+def test_replay_takes_no_worker_without_a_workload_nor_one_that_cannot_be(module, named, published):
+    with tiny.like_a_process(), refused(named, module):
+        app(["replay", str(published.folder / outputs.PROOF), "--worker-module", module])
 
 
 @pytest.mark.parametrize("word", ["", "mine", "0" * 32])

@@ -133,6 +133,12 @@ def test_flags_that_stand_for_no_single_key_reach_the_run_file(tmp_path):
     rows = parsed("--data-path", str(tmp_path / "rows"))
     assert rows.llm.data_location == runfile.DataPreprocessed(source=str(tmp_path / "rows"))
     assert not rows.download.stream
+    for option in (("--seed", "7"), ("--token-size", "4")):
+        with refused(*option, "Parquet"):
+            parsed("--data-path", str(tmp_path / "rows"), *option)
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    with refused("--attn-implementation", "eager"):  # of a model that `transformers` has
+        parsed("--model", str(tmp_path), "--python", "--attn-implementation", "eager")
     shared = parsed("--data-parallelism", "2", "--total-batch", "6", "--micro-batch", "8")
     assert (shared.peers.count, shared.peers.fsdp, shared.peers.micro_batch) == (1, 2, 6)
     assert parsed(*IN_PYTHON).runtime.carrier == "processes"
@@ -157,8 +163,9 @@ def test_flags_that_stand_for_no_single_key_reach_the_run_file(tmp_path):
         ("--total-step 9", ("--total-step", 9, "--help")),
         ("--total-batch 0", ("config.global_batch_size_start", 0)),
         ("--learning-rate nan", ("lr_schedule.Cosine.base_lr", "NaN")),
-        ("--beta1 0.8 --distro", ("--beta1", 0.8)),
-        ("--compression-topk 8", ("--compression-topk", 8)),
+        ("--data-path x --data-provider http --data-url a/b", ("--data-path x", "http")),
+        ("--beta1 0.9 --distro", ("--beta1", 0.9)),  # by default, and yet nothing reads it
+        ("--compression-topk 4", ("--compression-topk", 4)),
         ("--beta2 2", ("optimizer.AdamW.betas[1]", 2.0)),
         ("--data-parallelism 0", ("peers.fsdp", 0)),
         ("--save-path .", ("--save-path", ".")),

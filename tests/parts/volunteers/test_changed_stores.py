@@ -5,7 +5,6 @@ contradiction where others have gone on from it, and named where they have not.
 """
 
 import fnmatch
-import inspect
 import json
 import os
 import re
@@ -17,14 +16,12 @@ from pathlib import Path
 import pytest
 
 from lockstep.errors import LockstepError, RequestError
-from parts.publication import commands
 from parts.volunteers import keys, layout, stored_verification
 from parts.volunteers.bodies import MessageRecord
 from parts.volunteers.replaying import ReplayRequest
 from parts.volunteers.signed import sign, unsigned
 from pipeline.net import limits
 from tests import tiny
-from tests.parts.publication.published_run import print_of
 from tests.parts.volunteers import volunteering
 
 pytestmark = pytest.mark.long
@@ -47,33 +44,6 @@ def outcome(store, root, *replays, key=None):
         return 1, str(error)
     said = "; ".join([*why_not, share, *(claim.text for claim in claims)])
     return (3 if why_not else 0), said
-
-
-# ---- Options ----
-
-VALUES = {
-    "seed": "9f86d081884c7d659a2feaa0c55ad015",
-    "windows": "1", "checkpoint": ".", "tasks": None, "max_gb": "4",
-    "worker_python": "python", "worker_module": "a", "worker_path": ".", "attest": "a.json",
-    "shards": None,
-}  # fmt: skip
-
-
-def test_each_option_of_verify_is_used_of_a_store_or_refused_by_its_name(finished, tmp_path):
-    """Those that are used have their own tests; a new one without a value here is a KeyError."""
-    (verify,) = (c for c in commands.app.registered_commands if c.callback.__name__ == "verify")
-    names = {*inspect.signature(verify.callback).parameters} - {"context", "source"}
-    assert names > stored_verification.OPTIONS
-    others = names - stored_verification.OPTIONS
-    for name in sorted(others - {"shards", "signing_key"}):  # one reads first, one needs --attest
-        option = f"--{name.replace('_', '-')}"
-        value = [] if VALUES[name] is None else [VALUES[name]]
-        asked = "verify", f"file://{finished / 'store'}", "--root", str(tmp_path), option, *value
-        status, out = print_of(*asked)
-        assert (status, f"{option}: expected none" in out) == (2, True), (option, out)
-        assert not (tmp_path / "data").exists()
-    status, _ = print_of("verify", str(tmp_path), "--follow")
-    assert status == 2
 
 
 def test_a_port_that_nobody_listens_on_takes_as_long_as_the_reader_says(tmp_path, monkeypatch):

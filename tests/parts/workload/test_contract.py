@@ -90,7 +90,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from parts.workload import description, worker
-from pipeline import command_options
+from pipeline.run_stage import run_stage
 source, run_file, root = map(Path, sys.argv[1:4])
 after, steps = map(int, sys.argv[4:])  # the round before, and steps that are taken after it
 description.SOURCE = worker.SOURCE = source
@@ -105,7 +105,7 @@ def killed(self, *given):
     return gradient(self, *given)
 
 worker.Worker.gradient = killed
-command_options.run_stage("train", run_file, root)
+run_stage("train", run_file, root)
 """
 
 
