@@ -59,13 +59,6 @@ class OddLoop(OddWorkload):
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         return torch.optim.SGD(trained, 0.1, momentum=0.9)
 
-    def dataset(self, split):
-        return {"tokens": torch.arange(20).reshape(4, 5).numpy() % 9}
-
-    def row_losses(self, model, rows):
-        rows = rows["tokens"] if isinstance(rows, dict) else rows
-        return F.cross_entropy(model(rows[:, :-1]), rows[:, -1], reduction="none")
-
 
 class Coupled(Small):
     """A loss of pairs in a batch, as of in-batch negatives; or of labels, of which rows differ."""
