@@ -20,7 +20,7 @@ from lockstep.optim.optimizer import Tree
 from lockstep.tables.table import Table
 from lockstep.tables.untrusted_values import Metrics, SaidPath
 from lockstep.tables.validation import validate
-from parts.burn_p2p.packs import model_at, read_params, write_params
+from parts.burn_p2p.packs import Session, model_at, read_params, write_params
 from pipeline.stage.untrusted_files import check_file
 
 ROWS_FILE = "rows.json"  # beside the rows of each step: what a row is
@@ -41,7 +41,7 @@ class InnerLoopAnswer(Table, extra="ignore"):
     inner_optimizer_state_encoding: Annotated[str, Field(pattern=r"^[!-~]{1,200}$")] | None = None
 
 
-def take(worker: Any, session: Any, job: Any) -> tuple[Tree, float, np.ndarray]:
+def take(worker: Any, session: Session, job: Any) -> tuple[Tree, float, np.ndarray]:
     """Have a worker, or its run's command, take the local steps of a round.
 
     Args:
@@ -65,7 +65,7 @@ def take(worker: Any, session: Any, job: Any) -> tuple[Tree, float, np.ndarray]:
             result = _by_command(worker, session, request | {"job_id": job.name}, folder)
         else:
             result = _by_worker(session, request)
-        return _steps(session.description, result, folder, len(job.lots))
+        return _steps(session, result, folder, len(job.lots))
     except StepError:  # of the worker, which says so
         raise
     except LockstepError as error:  # of a file that it left
@@ -77,7 +77,7 @@ def take(worker: Any, session: Any, job: Any) -> tuple[Tree, float, np.ndarray]:
 # ---- What goes out ----
 
 
-def _request(worker: Any, session: Any, job: Any, folder: Path) -> dict[str, Any]:
+def _request(worker: Any, session: Session, job: Any, folder: Path) -> dict[str, Any]:
     """Write what an inner loop's job needs into its folder, and return it as burn_p2p calls it."""
     description = session.description
     base = folder / "base"
@@ -135,7 +135,7 @@ def _group(paths: Sequence[Path], hashes: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _by_worker(session: Any, request: Mapping[str, Any]) -> dict:
+def _by_worker(session: Session, request: Mapping[str, Any]) -> dict:
     with model_at(session, Path(request["base_parameter_pack_path"])) as model:
         return session.process.call("run_inner_loop", {**request, "model_id": model})
 
@@ -144,11 +144,12 @@ def _by_worker(session: Any, request: Mapping[str, Any]) -> dict:
 
 
 def _steps(
-    description: Any, result: Mapping[str, Any], folder: Path, steps: int
+    session: Session, result: Mapping[str, Any], folder: Path, steps: int
 ) -> tuple[Tree, float, np.ndarray]:
     answer = validate(InnerLoopAnswer, dict(result), "its answer")
     if answer.steps_completed != steps:
         raise LockstepError(f"steps_completed is {answer.steps_completed}, expected {steps}")
+    description = session.description
     place = Path(answer.local_parameter_pack_path or folder / "local")
     if not place.resolve().is_relative_to(folder.resolve()):
         raise LockstepError(f"local_parameter_pack_path is {place}, expected a path in its folder")
@@ -176,7 +177,7 @@ def _state(answer: InnerLoopAnswer, folder: Path) -> np.ndarray:
 # ---- A command in the worker's place ----
 
 
-def _by_command(worker: Any, session: Any, request: Mapping[str, Any], folder: Path) -> dict:
+def _by_command(worker: Any, session: Session, request: Mapping[str, Any], folder: Path) -> dict:
     """Run an inner loop's command in a folder of its own, and return what result.json says.
 
     It reads job.json and leaves result.json; their paths are in its arguments, where it asks for

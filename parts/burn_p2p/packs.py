@@ -1,15 +1,13 @@
 """What a worker that computes no gradients does for a run, by burn_p2p's own methods.
 
 It makes models, measures them, and says what of them travels; params go in and come out as packs.
-A `session` is a `WorkerSession` of `parts/workload`; `process`, `device`, `description` and `asked`
-are of it, and `code` is the hash of the workload's code.
 """
 
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import numpy as np
 from pydantic import Field
@@ -24,6 +22,22 @@ from parts.burn_p2p.python.lockstep_worker import pack_files
 from pipeline.stage.untrusted_files import check_file
 
 PLAN = "parameter_pack_plan"
+
+
+class Session(Protocol):
+    """A worker of packs that has said hello, as `parts/workload` has begun it.
+
+    Attributes:
+      process: Answers methods: `call(method, params)`, `result(key, method, params)`.
+      description: What it said of its model, with the order and the shapes of its tensors.
+      device: Where it computes.
+      asked: What decides a new model: patterns of what travels, and the seed.
+    """
+
+    process: Any
+    description: Any
+    device: str
+    asked: dict[str, Any]
 
 
 class PackPlan(Table, extra="ignore"):
@@ -43,7 +57,8 @@ class PackPlan(Table, extra="ignore"):
 def planned(process: Any, device: str, code: str, asked: dict[str, Any]) -> dict[str, Any]:
     """Return a worker's description of its packs; one without shapes has a single tensor.
 
-    Its fields are those of the description that a worker with gradients gives.
+    Its fields are those of the description that a worker with gradients gives. The arguments are as
+    in `Session`, and `code` is the hash of the workload's code.
     """
     plan = validate(PackPlan, process.call(PLAN, {"device": device, **asked}), PLAN)
     if plan.uses_custom_parameter_pack_hooks:
@@ -93,7 +108,7 @@ def read_params(folder: Path, description: Any) -> Tree:
 
 @contextmanager
 def new_pack(process: Any, device: str, code: str, asked: dict[str, Any]) -> Iterator[Path]:
-    """Yield a new model's params as a pack."""
+    """Yield a new model's params as a pack; the other arguments are as in `Session`."""
     request = {"device": device, "seed": asked["seed"]}
     model = process.result("model_id", "init_model", request).model_id
     folder = process.folder / "initial"
@@ -109,7 +124,7 @@ def new_pack(process: Any, device: str, code: str, asked: dict[str, Any]) -> Ite
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def initial(session: Any) -> Tree:
+def initial(session: Session) -> Tree:
     """Return a new model's params, from its pack."""
     process, device, description = session.process, session.device, session.description
     with new_pack(process, device, description.code, session.asked) as folder:
@@ -117,7 +132,7 @@ def initial(session: Any) -> Tree:
 
 
 @contextmanager
-def model_at(session: Any, folder: Path) -> Iterator[str]:
+def model_at(session: Session, folder: Path) -> Iterator[str]:
     """Yield the id of a new model, with the params of a pack; it is let go of."""
     request = {
         **session.asked,
@@ -130,7 +145,7 @@ def model_at(session: Any, folder: Path) -> Iterator[str]:
     session.process.call("release_model", {"model_id": model})
 
 
-def evaluated(session: Any, params: Tree, split: str) -> Metrics:
+def evaluated(session: Session, params: Tree, split: str) -> Metrics:
     """Return the workload's own metrics at a pack's params, on a split of the data."""
     folder = session.process.folder / "params"
     shutil.rmtree(folder, ignore_errors=True)
