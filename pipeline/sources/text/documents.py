@@ -46,6 +46,7 @@ JSON_LINES = {
     ".jsonl.zst": "zstd",
     ".json.zst": "zstd",
 }
+READABLE = "a readable text file"
 ENDINGS = (PARQUET, *JSON_LINES, TEXT)
 PACKED = (PARQUET, *(ending for ending, packing in JSON_LINES.items() if packing))
 DOCUMENT_BYTES = 2**26  # at most, of a document, which is read into memory
@@ -202,11 +203,7 @@ def _of_lines(
             left_out[NO_KEY] += 1
         else:
             found = True
-            text = value[key]
-            if isinstance(text, str) and len(text) > DOCUMENT_BYTES:
-                left_out[TOO_LONG] += 1
-            else:
-                yield text if isinstance(text, str) else None
+            yield value[key] if isinstance(value[key], str) else None
     if keys and not found:
         shown = brief(", ".join(keys), 200)
         raise LockstepError(f"{name}: found the keys {shown}, expected {key!r} among them")
@@ -228,7 +225,7 @@ def _lines(path: Path, name: str, packing: str) -> Iterator[bytes | None]:
         ) from error
     except OSError as error:
         if error.errno is not None:
-            raise _unreadable(path, error) from error
+            raise LockstepError(f"{path}: {error.strerror}, expected {READABLE}") from error
         line = (str(error).splitlines() or ["damaged"])[0]
         expected = "whole zstd data"
         if ZSTD_WINDOW in line:
@@ -296,19 +293,16 @@ def _zstd(raw: BinaryIO, name: str) -> Iterator[BinaryIO]:
 
 def _text_documents(path: Path, name: str, left_out: Counter[str], alone: bool) -> Iterator[bytes]:
     most = PART_BYTES if alone else DOCUMENT_BYTES + 1
-    try:
-        with open(path, "rb") as file:
-            data = file.read(most)
-            signs.check_text(data[: signs.HEAD_BYTES], name)
-            data = data.removeprefix(codecs.BOM_UTF8)
-            if alone:
-                yield from _parts(data, file)
-            elif len(data) > DOCUMENT_BYTES:
-                left_out[TOO_LONG] += 1
-            else:
-                yield data
-    except OSError as error:
-        raise _unreadable(path, error) from error
+    with expecting(path, READABLE), open(path, "rb") as file:
+        data = file.read(most)
+        signs.check_text(data[: signs.HEAD_BYTES], name)
+        data = data.removeprefix(codecs.BOM_UTF8)
+        if alone:
+            yield from _parts(data, file)
+        elif len(data) > DOCUMENT_BYTES:
+            left_out[TOO_LONG] += 1
+        else:
+            yield data
 
 
 def _parts(data: bytes, file: BinaryIO) -> Iterator[bytes]:
@@ -322,10 +316,6 @@ def _parts(data: bytes, file: BinaryIO) -> Iterator[bytes]:
             yield data[:cut]
         data = data[cut:] + chunk
     yield data
-
-
-def _unreadable(path: Path, error: OSError) -> LockstepError:
-    return LockstepError(f"{path}: {error.strerror or error}, expected a readable text file")
 
 
 # ---- Parquet elsewhere ----

@@ -436,7 +436,6 @@ def test_dropped_streams_try_nothing_again(far):
 
 # ---- A real server, which sends wrong versions, or nothing ----
 
-
 HANGING = """
 import sys, threading
 from pipeline.runfile import Network

@@ -408,6 +408,7 @@ LONG = b"\x28\xb5\x2f\xfd\x00" + bytes([21 << 3]) + (3 << 3 | 1).to_bytes(3, "li
         ("a.jsonl", b"\xff\n[1]\n1\n\n" * 9, "left out 9 not UTF-8, 18 not a JSON object"),
         ("a.jsonl", b'{"text": ""}\n' * 9, "left out 9 without text"),
         ("a.txt", b"\xe4", "left out 1 not UTF-8"),
+        ("a.jsonl", lines_of([STORIES[0]] * 99), "none of them in the held_out split"),
     ],
 )
 @pytest.mark.parametrize("trained", [False, True])
