@@ -126,15 +126,6 @@ class Carrier(ABC):
     def _forget(self, peer: int) -> None:
         """Forget the process of a peer that is lost, until it says hello."""
 
-    def _answered(
-        self, peer: int, header: AnswerHeader, arrays: list[np.ndarray]
-    ) -> PeerAnswer | None:
-        """Return the answer to a peer's last request; lose the peer if it is an error."""
-        if header.error is None:
-            return PeerAnswer(header, arrays, time.monotonic() - self._sent)
-        self.lose(peer, header.error)
-        return None
-
 
 # ---- Peers as processes of this trainer's, or that connect to it ----
 
@@ -271,9 +262,13 @@ class Processes(Carrier):
             process.leaving = True
         elif header.number == self._number and peer in self._open:
             by_rank, rank = self._open[peer], place[1]
-            if by_rank[rank].answer is None:
-                by_rank[rank].answer = self._answered(peer, header, arrays)
-            if peer in self._open and all(request.answer for request in by_rank):
+            if by_rank[rank].answer is not None:
+                return  # it came twice
+            if header.error is not None:
+                self.lose(peer, header.error)
+                return
+            by_rank[rank].answer = PeerAnswer(header, arrays, time.monotonic() - self._sent)
+            if all(request.answer for request in by_rank):
                 del self._open[peer]
                 self._answers[peer] = by_rank[0].answer
 

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from itertools import cycle
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -349,15 +349,16 @@ class RemotePeers:
 
     def own(self, peer: int) -> Tree:
         """Return what a remote peer owns or, if it is absent, what it will begin with."""
-        tree = self._shown(peer, "own", self._committed, "its own state")
-        if tree is not None:
+        like, committed = self._like.own[0], self._committed.get(peer)
+        if (tree := self._extract(peer, "own", like, committed, "its own state")) is not None:
             return tree
         if peer not in self._own:
             self._own[peer] = self._tree("new")
         return self._own[peer]
 
     def before(self, peer: int) -> Tree | None:
-        return self._shown(peer, "before", self._committed_before, "its own state before the step")
+        like, committed = self._like.own[0], self._committed_before.get(peer)
+        return self._extract(peer, "before", like, committed, "its own state before the step")
 
     def measure(self, lots: Sequence[Tree]) -> list[np.ndarray]:
         # losses that are not finite count only if those of a second peer are not either
@@ -440,16 +441,16 @@ class RemotePeers:
             hashes = {key: tree_hash(tree) for key, tree in distinct.items()}
             self._committed |= {peer: hashes[id(tree)] for peer, tree in own.items()}
 
-    def _shown(
-        self, peer: int, what: Literal["own", "before"], committed: Mapping[int, str], name: str
+    def _extract(
+        self, peer: int, what: str, like: Tree, expected: str | None, name: str
     ) -> Tree | None:
-        request = PeerRequest(requests.Extract(what=what, hash=False))
-        answers = (
-            self.ask({peer: request}, {name: self._like.own[0]}) if peer in self.present else {}
-        )
-        trees = [answer.trees[name] for answer in answers.values()]
-        valid = (x for x in trees if self.is_true(peer, x, committed.get(peer), name))
-        return next(valid, None)
+        """Return a tree of a remote peer's, called `name` in errors; None if it gives no such."""
+        if peer in self.present:
+            request = PeerRequest(requests.Extract(what=what, hash=False))
+            for answer in self.ask({peer: request}, {name: like}).values():
+                if self.is_true(peer, answer.trees[name], expected, name):
+                    return answer.trees[name]
+        return None
 
     def _hash(self, what: str) -> str:
         """The hash of a tree that all remote peers have alike."""
@@ -466,17 +467,12 @@ class RemotePeers:
         like = self._like.own[0] if what == "new" else getattr(self._like, what)
         if not jax.tree.leaves(like):
             return like
-
-        def copied(_: list[int]) -> dict[int, Tree]:
+        while True:
+            self.expect_any()
             expected = self._hash(what)
-            peer = min(self.present)
-            answers = self.ask(
-                {peer: PeerRequest(requests.Extract(what=what, hash=False))}, {what: like}
-            )
-            trees = [answer.trees[what] for answer in answers.values()]
-            return {n: x for n, x in enumerate(trees) if self.is_true(peer, x, expected, what)}
-
-        return self.ask_for_all(1, copied)[0]
+            tree = self._extract(min(self.present), what, like, expected, what)
+            if tree is not None:
+                return tree
 
 
 # ---- Their start ----

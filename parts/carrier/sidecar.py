@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from lockstep.errors import LockstepError, brief
 from parts.carrier import requests
 from parts.carrier.channel import Line, PeerSecret, endpoint
-from parts.carrier.requests import AnswerHeader, Buffer, FrameError, Outcome, PeerRequest, encode
+from parts.carrier.requests import AnswerHeader, Buffer, FrameError, PeerRequest, encode
 from pipeline import runfile
 from pipeline.runfile import strangers
 from pipeline.runfile.strangers_values import Use
@@ -103,7 +103,11 @@ class PeerProcess:
                 return None
             if self._last and self._last[0] == (head.trainer, number):
                 return self._last[1]
-            outcome = self._do(request, head.gang)
+            if isinstance(request.values, requests.Create):
+                self.operations = self._create(request.values, head.gang)
+            if self.operations is None:
+                raise FrameError(f"{request.operation} before create, expected create first")
+            outcome = self.operations.handle(request)
             values = outcome.values.model_dump(mode="json")
             header = AnswerHeader(number=number, process=self.name, values=values)
             answer = encode(header, outcome.arrays)
@@ -113,13 +117,6 @@ class PeerProcess:
             traceback.print_exc()  # into the peer's log
             line = brief(f"{type(error).__name__}: {error}", 1000)
             return encode(AnswerHeader(number=number, process=self.name, error=line))
-
-    def _do(self, request: PeerRequest, gang: str) -> Outcome:
-        if isinstance(request.values, requests.Create):
-            self.operations = self._create(request.values, gang)
-        if self.operations is None:
-            raise FrameError(f"{request.operation} before create, expected create first")
-        return self.operations.handle(request)
 
     def _create(self, create: requests.Create, gang: str) -> "Operations":
         """Prepare this sidecar for the run, once: JAX reads its settings when it is imported."""

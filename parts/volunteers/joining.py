@@ -18,6 +18,7 @@ from lockstep.swarm.training_loop import Record, TrainingLoop
 from lockstep.transcript.entry import TABLES, Header
 from lockstep.transcript.transcript import Transcript, Writer
 from parts.volunteers import keys, layout, planted
+from parts.volunteers.bodies import RunDocument
 from parts.volunteers.chain import statements
 from parts.volunteers.chain.act import End
 from parts.volunteers.chain.chain import Chain
@@ -69,13 +70,13 @@ def follow_rounds(setup: Setup, folder: Path, key: str, onlooker: Onlooker) -> F
     writer = Writer(folder / "transcript", snapshots)
     record = Record(writer, checkpoints, run.runtime.checkpoint_every)
     beginning = record.begin(start, setup.settings, saved)
-    layout, devices = run.peers.layout, jax.devices()
-    peers = make_peers(setup.programs, layout, beginning.state, devices, beginning.absent)
+    programs, absent = setup.programs, beginning.absent
+    peers = make_peers(programs, run.peers.layout, beginning.state, jax.devices(), absent)
     if saved is None:
         writer.header(_header(setup, key))
         writer.snapshot(start.step, setup.start.state)
     beginning = stored.begin(beginning, peers, writer)
-    faults = FaultSchedule(run.faults.schedule, run.peers.seed, setup.programs.form)
+    faults = FaultSchedule(run.faults.schedule, run.peers.seed, programs.form)
     swarm = stored.swarm(setup.settings, peers, lambda _: setup.data, faults, spool=folder)
     with checkpoints:
         try:
@@ -133,8 +134,8 @@ def join(address: str, root: Path, key_file: Path, max_gb: int, *, from_state: b
     key = str(key_file.absolute())
     own = Runtime(store=address, volunteer_key=key, from_state=from_state)
     with limits.logging_attempts():
-        run, run_file = _fetch_run(address, root, Use.JOINED, own, PATIENCE)
         document, _, _ = statements.read_run(open_store(address, PATIENCE))
+        run, run_file = _write_run(document, address, root, Use.JOINED, own)
     others = run.peers.count - 1
     print(
         f"join: {run.config.total_steps} rounds; in each, {size(document.payload_bytes)} up and "
@@ -157,10 +158,10 @@ def follow(
 
     Its data and checkpoint may have `max_gb` 10^9 bytes together.
     """
-    _, sha256, _ = statements.read_run(open_store(address, network), lab)
+    document, sha256, _ = statements.read_run(open_store(address, network), lab)
     root = root / "data" / "followed" / sha256[:16]
     own = Runtime(store=address, attempts=network.attempts, stall_seconds=network.stall_seconds)
-    run, run_file = _fetch_run(address, root, Use.FOLLOWED, own, network)
+    run, run_file = _write_run(document, address, root, Use.FOLLOWED, own)
     with FetchLimit(max_gb * 10**9, MAY_BE_LARGE):
         for stage in STAGES[:-1]:
             run_stage(stage, run_file, root)
@@ -179,11 +180,10 @@ def follow(
     return followed
 
 
-def _fetch_run(
-    address: str, root: Path, use: Use, runtime: Runtime, network: NetSettings
+def _write_run(
+    document: RunDocument, address: str, root: Path, use: Use, runtime: Runtime
 ) -> tuple[runfile.Run, Path]:
     """Write the run file of a run in a store, as it runs here for who joins."""
-    document, _, _ = statements.read_run(open_store(address, network))
     if document.release != (ours := opening.release()):
         raise RequestError(f"{address}: was opened by release {document.release}, expected {ours}")
     run = strangers.read(document.run, f"{address}/run.json", use, runtime)

@@ -29,12 +29,8 @@ ROUNDS, STATES, OWN = "rounds/", "states/", "own/"
 # Bytes of what is signed, newlines at its end included.
 RECORD_BYTES, JOIN_BYTES, LEAVE_BYTES, SHOWN_BYTES = 2048, 4096, 1024, 1024
 LINK_BYTES, LINK_BYTES_A_SLOT = 2048, 640
-SIGNED = {
-    "record": RECORD_BYTES,
-    "join": JOIN_BYTES,
-    "leave": LEAVE_BYTES,
-    "shown": SHOWN_BYTES,
-}  # beside links
+# Beside links.
+SIGNED = {"record": RECORD_BYTES, "join": JOIN_BYTES, "leave": LEAVE_BYTES, "shown": SHOWN_BYTES}
 KINDS = "payload", *SIGNED, "closed", "asked"  # that a peer puts in a round
 OF_A_STATE = re.compile(r"(?:states|own)/([0-9]{8})/[0-9]{3}/(?:[0-9]{4,}|index)")
 OF_A_ROUND = re.compile(rf"rounds/([0-9]{{8}})/([0-9]{{3}})\.({'|'.join(KINDS)})")
@@ -48,14 +44,9 @@ class RoundObject(NamedTuple):
     peer: int
 
 
-def link_bytes(slots: int) -> int:
-    """Return the length in a store of a link of a run with so many slots."""
-    return LINK_BYTES + LINK_BYTES_A_SLOT * slots
-
-
 def signed_bytes(what: str, slots: int) -> int:
     """Return the length in a store of a kind of `KINDS` that is signed, in a run's slots."""
-    return SIGNED[what] if what in SIGNED else link_bytes(slots)
+    return SIGNED[what] if what in SIGNED else LINK_BYTES + LINK_BYTES_A_SLOT * slots
 
 
 def round_folder(step: int) -> str:

@@ -70,7 +70,6 @@ class RoundRead:
     turns: Turns | None = None  # in which links count; None as long as nobody has one
     begun: float | None = None  # since when the first turn has surely begun; None: it may not have
     links: dict[int, SlotContent] = field(default_factory=dict)  # what stands in the slots
-    seen: dict[int, float] = field(default_factory=dict)  # when that was seen first
     refused: dict[int, str] = field(default_factory=dict)  # why a link is refused, in their order
     listed: dict[str, int] = field(default_factory=dict)  # its names, and when each was put
     first_listed: dict[str, float] = field(default_factory=dict)  # when each was listed first
@@ -106,7 +105,7 @@ class RoundRead:
 
         Links of one second come in the order of turns, so one that was seen just now may not.
         """
-        return [peer for peer in self.refused if now - self.seen[peer] > EARLIER]
+        return [peer for peer in self.refused if now - self.links[peer].seen > EARLIER]
 
 
 def act(read: RoundRead, now: float) -> Action:
@@ -139,8 +138,8 @@ def _none_comes_before(read: RoundRead, peer: int, now: float) -> bool:
     takes, for which a run leaves `settle` seconds; this clock says only how long to wait.
     """
     seconds = read.links[peer].stored.seconds
-    later = [p for p, link in read.links.items() if link.stored.seconds >= seconds]
-    waited = now - min(read.seen[p] for p in later) > read.settle + 1
+    seen = min(link.seen for link in read.links.values() if link.stored.seconds >= seconds)
+    waited = now - seen > read.settle + 1
     newest = max(read.next_round, *read.listed.values(), 0)  # objects that show that it is long ago
     return waited or newest > seconds + read.settle
 

@@ -3,11 +3,12 @@
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from lockstep.errors import LockstepError, RequestError
 from lockstep.protocol.attestation import Hash
-from lockstep.transcript.windows import Snapshots
+from lockstep.transcript.windows import Snapshots, Window
 from parts.volunteers import layout
 from parts.volunteers.bodies import (
     JoinRequest,
@@ -67,6 +68,11 @@ class Chain:
         """How many peers of the chain's run are too many to collude."""
         return self.document.run["config"]["min_clients"]
 
+    @cached_property
+    def _windows(self) -> dict[int, tuple[int, Window]]:
+        """The chain's windows with their numbers, by the round that ends each."""
+        return {window.last: (n, window) for n, window in enumerate(self.snapshots.windows)}
+
     # ---- What was followed ----
 
     def to_json(self) -> dict[str, Any]:
@@ -92,11 +98,10 @@ class Chain:
             self.signed.keep(link, head.sha256, self.admissions.objects)
         keys = {peer: self.admissions.key(peer, began) for peer in link.messages}
         self.draws.took({peer: public_text(key) for peer, key in keys.items() if key})
-        if not self.snapshots.keeps(link.round):
+        if link.round not in self._windows:
             return None
-        windows = self.snapshots.windows
-        number = next(n for n, window in enumerate(windows) if window.last == link.round)
-        drawn = self.draws.close(number, windows[number], head.sha256, link.peer, head.seconds)
+        number, window = self._windows[link.round]
+        drawn = self.draws.close(number, window, head.sha256, link.peer, head.seconds)
         return f"window {number}: drawn for an audit: peers {[draw.peer for draw in drawn]}"
 
     # ---- What lies in a round ----

@@ -95,10 +95,12 @@ class SlotContent:
     """What stands in a slot of a round: a link, a record or a notice.
 
     body: None unless the slot's peer signed it for this slot.
+    seen: When this process saw it first, by its own clock; who waits for links notes it.
     """
 
     stored: StoredObject
     body: Any = None
+    seen: float = 0.0
 
     @property
     def sha256(self) -> Hash:

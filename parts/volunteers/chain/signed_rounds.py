@@ -114,11 +114,9 @@ class _Kept:
     def look(self, name: str, most: int) -> StoredObject | None:
         """Return a signed object of the file; its time is the file's word."""
         stored = self.objects.get(name)
-        return (
-            stored
-            if stored is None or len(stored.content or b"") <= most
-            else StoredObject(None, stored.seconds)
-        )
+        if stored is not None and len(stored.content or b"") > most:
+            return StoredObject(None, stored.seconds)
+        return stored
 
     def names(self, prefix: str, most: int = MOST_NAMES) -> dict[str, int]:
         """Return all names of signed objects below a folder, which is in memory already."""

@@ -4,7 +4,6 @@ import math
 import time
 import zlib
 from collections.abc import Collection, Mapping, Sequence
-from functools import partial
 from statistics import median
 from typing import Any
 
@@ -130,16 +129,24 @@ def sign_ahead(
         raise LockstepError(f"{store.address}: cannot sign addresses, expected s3://BUCKET/FOLDER")
     if not 0 < seconds <= LONGEST:
         raise LockstepError(f"{seconds} s: expected 1 to {LONGEST}, the longest that stores allow")
-    sign, until, names = partial(_signed, store.endpoint, seconds), int(time.time()) + seconds, []
+    endpoint, until, names = store.endpoint, int(time.time()) + seconds, []
     public = lab.public_key()
     numbers = {r.peer: iter(range(count_files(store, r, public), MOST_FILES)) for r in readers}
     for first in range(steps.start, steps.stop, SPAN):
         rounds = range(first, min(first + SPAN, steps.stop))
-        common = sign([ask for step in rounds for ask in lists(readers[0].document.slots, step)])
-        common |= sign([StoreRequest("LIST", layout.ADMISSIONS)])
+        common = [ask for step in rounds for ask in lists(readers[0].document.slots, step)]
+        common = endpoint.sign([*common, StoreRequest("LIST", layout.ADMISSIONS)], seconds)
         for reader in readers:
-            own = sign([ask for step in rounds for ask in own_puts(reader, step)])
-            body = _body(reader, first, until, store.endpoint.folder, common | own)
+            own = endpoint.sign([p for step in rounds for p in own_puts(reader, step)], seconds)
+            body = SignedAddresses(
+                run=reader.run,
+                peer=reader.peer,
+                first=first,
+                until=until,
+                folder=endpoint.folder,
+                puts={ask.name: url for ask, url in own.items()},
+                lists=tuple((ask.name, ask.after, url) for ask, url in common.items()),
+            )
             content = zlib.compress(signed.sign(body, lab))
             for number in numbers[reader.peer]:
                 name = layout.addresses(reader.peer, number)
@@ -156,23 +163,3 @@ def sign_ahead(
                     "expected fewer"
                 )
     return names
-
-
-def _signed(
-    endpoint: S3Endpoint, seconds: int, asks: Sequence[StoreRequest]
-) -> dict[StoreRequest, str]:
-    return dict(zip(asks, endpoint.sign(asks, seconds), strict=True))
-
-
-def _body(
-    reader: AddressReader, first: int, until: int, folder: str, urls: Mapping[StoreRequest, str]
-) -> SignedAddresses:
-    return SignedAddresses(
-        run=reader.run,
-        peer=reader.peer,
-        first=first,
-        until=until,
-        folder=folder,
-        puts={ask.name: url for ask, url in urls.items() if ask.verb == "PUT"},
-        lists=tuple((ask.name, ask.after, url) for ask, url in urls.items() if ask.verb == "LIST"),
-    )

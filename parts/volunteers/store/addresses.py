@@ -287,7 +287,11 @@ class AddressedEndpoint(PublicEndpoint):
         Raises:
           LockstepError: the lab did not sign it for this peer and run.
         """
-        content = _decompress(sealed.unseal(data, self._key, name))
+        compressed = sealed.unseal(data, self._key, name)
+        try:
+            content = zlib.decompressobj().decompress(compressed, signed.MOST_BYTES + 1)
+        except zlib.error:
+            content = b""  # which nobody signed
         body = signed.opened(SignedAddresses, content, self._lab, name)
         if (body.run, body.peer) != (self._reader.run, self._reader.peer):
             raise LockstepError(
@@ -337,19 +341,6 @@ class AddressedStore(WebStore):
                 raise
             self.endpoint.find(ask)  # which waits, unless there is a newer one
             return super().create(name, content)
-
-
-def _decompress(data: bytes) -> bytes | None:
-    """Decompress the bytes of a file of addresses.
-
-    Returns:
-      The bytes; None if they are more than a signed body may have; b"" if `data` is not compressed.
-    """
-    try:
-        content = zlib.decompressobj().decompress(data, signed.MOST_BYTES + 1)
-    except zlib.error:
-        return b""
-    return content if len(content) <= signed.MOST_BYTES else None
 
 
 def _at(seconds: int) -> str:

@@ -68,7 +68,7 @@ def _race(store: Store, folder: str) -> None:
 def _try_addresses(store: WebStore, endpoint: S3Endpoint, folder: str) -> None:
     """Probe addresses for what they were signed for, and for what they were not."""
     asks = StoreRequest("PUT", f"{folder}/signed", len(CONTENT)), StoreRequest("LIST", f"{folder}/")
-    put, listing = endpoint.sign(asks, SOON)
+    put, listing = endpoint.sign(asks, SOON).values()
     renamed = put.replace("/signed?", "/another?")
     others = listing.replace(folder.replace("/", "%2F"), "probe%2Fother")
     for what, verb, url, headers, content, expected in (

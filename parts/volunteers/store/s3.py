@@ -36,9 +36,9 @@ class S3Endpoint:
 
     def find(self, ask: StoreRequest) -> str:
         """Sign an S3 address that is used at once."""
-        return self.sign([ask], SOON)[0]
+        return self.sign([ask], SOON)[ask]
 
-    def sign(self, asks: Sequence[StoreRequest], seconds: int) -> list[str]:
+    def sign(self, asks: Sequence[StoreRequest], seconds: int) -> dict[StoreRequest, str]:
         """Return an S3 address for each, that holds for so many seconds from now on."""
         from fsspec import asyn
 
@@ -50,14 +50,14 @@ class S3Endpoint:
                 f"{hide(self._address)}: {message(error)}, expected credentials to sign with"
             ) from None
 
-    async def _sign(self, asks: Sequence[StoreRequest], seconds: int) -> list[str]:
+    async def _sign(self, asks: Sequence[StoreRequest], seconds: int) -> dict[StoreRequest, str]:
         client = await self._files.get_s3(self._bucket)
-        return [
-            await client.generate_presigned_url(
+        return {
+            ask: await client.generate_presigned_url(
                 METHODS[ask.verb], Params=self._parameters(ask), ExpiresIn=seconds
             )
             for ask in asks
-        ]
+        }
 
     def _parameters(self, ask: StoreRequest) -> dict[str, Any]:
         key = f"{self.folder}{ask.name}"

@@ -94,42 +94,34 @@ class LateJoiner:
         return signed >= chain.min_clients
 
     def _passed(self, progress: RunProgress, params: str) -> Iterator[Passed]:
-        """Yield the rounds closed before a late joiner came, up to a link that cannot follow."""
-        try:
-            yield from self._closed_rounds(progress, params)
-        except ValueError as error:
-            log.warning(f"train: a link in the store does not follow: {error}")
-
-    def _closed_rounds(self, progress: RunProgress, params: str) -> Iterator[Passed]:
-        """Yield the rounds closed before a late joiner came, as `_passed` does.
-
-        Raises:
-          ValueError: A link says what no run allows.
-        """
+        """Yield the rounds closed before a late joiner came, up to a link that no run allows."""
         head = self.chain.head
         self.chain.read_admissions()
-        while True:
-            askers = head.asked
-            progress, _ = driver.next_round(driver.ask(progress, askers))
-            step = progress.state.step
-            if progress.waiting:
-                began = self._following("asked", step, head, progress.state.ejected)
-                if began is None:
+        try:
+            while True:
+                askers = head.asked
+                progress, _ = driver.next_round(driver.ask(progress, askers))
+                step = progress.state.step
+                if progress.waiting:
+                    began = self._following("asked", step, head, progress.state.ejected)
+                    if began is None:
+                        return
+                    head = Head(began.sha256, began.stored.seconds)
+                    progress = driver.ask(progress, began.body.asked)
+                    askers = (*askers, *began.body.asked)
+                progress, round_ = driver.next_round(progress)
+                if round_ is None:
                     return
-                head = Head(began.sha256, began.stored.seconds)
-                progress = driver.ask(progress, began.body.asked)
-                askers = (*askers, *began.body.asked)
-            progress, round_ = driver.next_round(progress)
-            if round_ is None:
-                return
-            closed = self._following("closed", step, head, progress.state.ejected)
-            if closed is None:
-                return
-            link: RoundLink = closed.body
-            entry, progress = self._finish_round(progress, round_, link, askers, params)
-            began, head = head.seconds, Head(closed.sha256, closed.stored.seconds, link.asked)
-            params = link.params
-            yield Passed(entry, progress, link, head, began, self.signers)
+                closed = self._following("closed", step, head, progress.state.ejected)
+                if closed is None:
+                    return
+                link: RoundLink = closed.body
+                entry, progress = self._finish_round(progress, round_, link, askers, params)
+                began, head = head.seconds, Head(closed.sha256, closed.stored.seconds, link.asked)
+                params = link.params
+                yield Passed(entry, progress, link, head, began, self.signers)
+        except ValueError as error:
+            log.warning(f"train: a link in the store does not follow: {error}")
 
     def _following(
         self, what: str, step: int, head: Head, ejected: Collection[int]

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 from typing import Generic, TypeVar
 
 from lockstep.protocol import driver
@@ -51,7 +52,7 @@ class RoundLinks(Generic[CameTo]):
             name = layout.of_peer(self.read.step, peer, self.read.what)
             content = self.chain.content(name, self.at)
             if content is not None:
-                self.read.links[peer], self.read.seen[peer] = content, time.monotonic()
+                self.read.links[peer] = replace(content, seen=time.monotonic())
 
     def list(self) -> dict[str, int]:
         """Look for links into all slots; return the names of the round, and when each was put."""

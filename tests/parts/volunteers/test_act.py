@@ -13,16 +13,15 @@ LONG_AGO, EVERYWHERE = -100.0, {"everywhere": True}
 JOIN, LEAVE = (layout.of_peer(1, 5, what) for what in ("join", "leave"))
 
 
-def content(peer, seconds, **changes):
-    """A signed link, put at a time by the store's clock."""
-    return SlotContent(StoredObject(b"%d" % peer, seconds), link({}, peer=peer, **changes))
+def content(peer, seconds, seen=0.0, **changes):
+    """A signed link, put at a time by the store's clock, and seen at one of this process's."""
+    return SlotContent(StoredObject(b"%d" % peer, seconds), link({}, peer=peer, **changes), seen)
 
 
-def read(links, seen=0.0, what="closed", **more):
-    """A reading of links, each put at a time by the store's clock, and seen at one of this one."""
+def read(links, what="closed", **more):
+    """A reading of links, each put at a time by the store's clock."""
     found = {p: content(p, at) if isinstance(at, int) else at for p, at in links.items()}
-    given = {"turns": ORDER, "links": found, "seen": dict.fromkeys(found, seen)} | more
-    return RoundRead(1, what, HEAD, 10, **given)
+    return RoundRead(1, what, HEAD, 10, **{"turns": ORDER, "links": found} | more)
 
 
 JUNK = SlotContent(StoredObject(b"x", 1_004))
@@ -78,16 +77,15 @@ def test_the_link_counts_that_comes_first_or_in_its_turn_ones_own(links, more, n
 
 
 def test_a_link_that_was_seen_later_puts_off_those_before_it():
-    found = read({0: 1_009, 1: 1_021}, **EVERYWHERE)
-    found.seen[0] = 50.0  # which an earlier object of it may still be on its way to
-    assert act(found, 12) == Adopt(0)  # by the one that was put later, and seen earlier
-    found.seen[1] = 49.0
-    assert act(found, 59) == Wait()
+    first = content(0, 1_009, seen=50.0)  # which an earlier object of it may still be on its way to
+    assert act(read({0: first, 1: 1_021}, **EVERYWHERE), 12) == Adopt(
+        0
+    )  # by the other, seen earlier
+    assert act(read({0: first, 1: content(1, 1_021, seen=49.0)}, **EVERYWHERE), 59) == Wait()
 
 
 def test_refused_links_of_ones_own_second_are_not_named():
-    found = read({2: 1_001, 0: 1_008}, refused={2: "why", 0: "why"})
-    found.seen[0] = 9.0
+    found = read({2: 1_001, 0: content(0, 1_008, seen=9.0)}, refused={2: "why", 0: "why"})
     assert (found.refused_before(10.0), found.refused_before(12.0)) == ([2], [2, 0])
 
 

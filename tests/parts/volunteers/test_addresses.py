@@ -75,8 +75,12 @@ def test_a_volunteer_puts_its_own_slots_and_lists_its_rounds(volunteer):
         ("leave", layout.LEAVE_BYTES),
     ):
         assert volunteer.create(layout.of_peer(STEP, 7, what), b"x" * length)
-    assert volunteer.create(layout.of_peer(STEP, 7, "closed"), b"x" * layout.link_bytes(16))
-    assert volunteer.create(layout.of_peer(STEP + 9, 7, "asked"), b"x" * layout.link_bytes(16))
+    assert volunteer.create(
+        layout.of_peer(STEP, 7, "closed"), b"x" * layout.signed_bytes("closed", 16)
+    )
+    assert volunteer.create(
+        layout.of_peer(STEP + 9, 7, "asked"), b"x" * layout.signed_bytes("closed", 16)
+    )
     assert not volunteer.create(PAYLOAD, b"q" * 5000) and volunteer.create(PAYLOAD, b"p" * 5000)
     assert len(volunteer.names(layout.round_folder(STEP))) == 5
     assert volunteer.look(PAYLOAD, 5000).content == b"p" * 5000
@@ -90,7 +94,7 @@ def test_a_volunteer_puts_its_own_slots_and_lists_its_rounds(volunteer):
         (layout.of_peer(STEP + 10, 7, "record"), layout.RECORD_BYTES),  # a later round
         (RECORD, layout.RECORD_BYTES + 1),
         (PAYLOAD, 4999),
-        (layout.of_peer(STEP, 8, "closed"), layout.link_bytes(16)),
+        (layout.of_peer(STEP, 8, "closed"), layout.signed_bytes("closed", 16)),
         (layout.admission(7, 0), 100),
         ("run.json", 100),
     ],

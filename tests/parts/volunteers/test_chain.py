@@ -26,7 +26,7 @@ from tests.parts.volunteers.test_links import RUN, TERMS, counted
 from tests.parts.volunteers.test_links import link as round_link
 
 LAB, *KEYS = (keys.PrivateKey.generate() for _ in range(5))
-BEGAN = 900
+BEGAN, LINK_BYTES = 900, layout.signed_bytes("closed", len(KEYS))
 
 
 @pytest.fixture
@@ -50,14 +50,12 @@ def put(store, name, content, seconds):
 def put_link(chain, peer, key=None, **changes):
     """Put a link in a peer's slot, signed by it unless there is another key."""
     body = {"run": RUN, "round": 1, "peer": peer, "previous": "cd" * 32, "asked": ()} | changes
-    content = sign(AskedLink(**body), key or KEYS[peer], layout.link_bytes(len(KEYS)))
+    content = sign(AskedLink(**body), key or KEYS[peer], LINK_BYTES)
     put(chain.store.store, layout.of_peer(1, peer, "asked"), content, 1_000)
 
 
 def test_a_slot_is_its_peers_alone(chain):
-    put(
-        chain.store.store, layout.of_peer(1, 2, "asked"), b"x" * layout.link_bytes(len(KEYS)), 1_000
-    )
+    put(chain.store.store, layout.of_peer(1, 2, "asked"), b"x" * LINK_BYTES, 1_000)
     put_link(chain, 0, key=KEYS[3])  # signed by another peer, for itself
     put_link(chain, 3, key=KEYS[1])
     put_link(chain, 1)
@@ -84,7 +82,7 @@ def test_of_several_links_the_one_counts_on_which_most_peers_have_built(chain):
         previous = begun
         for step, peer in rounds:
             said = round_link({}, peer=peer, round=step, previous=previous)
-            content = sign(said, KEYS[peer], layout.link_bytes(len(KEYS)))
+            content = sign(said, KEYS[peer], LINK_BYTES)
             put(chain.store.store, layout.of_peer(step, peer, "closed"), content, seconds + step)
             previous = hashlib.sha256(content).hexdigest()
 
@@ -99,7 +97,7 @@ def test_of_several_links_the_one_counts_on_which_most_peers_have_built(chain):
 
 
 def put_closed(chain, peer, said, seconds):
-    content = sign(said, KEYS[peer], layout.link_bytes(len(KEYS)))
+    content = sign(said, KEYS[peer], LINK_BYTES)
     put(chain.store.store, layout.of_peer(said.round, peer, "closed"), content, seconds)
 
 

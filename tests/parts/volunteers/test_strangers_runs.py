@@ -11,6 +11,7 @@ from parts.volunteers.bodies import RunDocument
 from parts.volunteers.chain import statements
 from parts.volunteers.lab import opening
 from parts.volunteers.signed import sign
+from parts.volunteers.store.schemes import open_store
 from parts.volunteers.training.process import Onlooker
 from pipeline import runfile
 from pipeline.__main__ import app
@@ -141,21 +142,19 @@ def test_fresh_weights_that_are_more_than_the_reader_wants_are_not_made(tmp_path
 @pytest.mark.parametrize("value", [None, [None], {"a": None}, 2**70])
 def test_what_no_run_file_can_hold_is_said_of_the_strangers(value, tmp_path):
     store = put(tmp_path, {})
-    document = statements.read_run(joining.open_store(f"file://{store}"))[0]
+    document = statements.read_run(open_store(f"file://{store}"))[0]
     document.run["model"]["LLM"]["checkpoint"]["Init"]["config"]["odd"] = value
     (store / layout.RUN).write_bytes(sign(document, keys.read(tmp_path / "lab.pem")))
-    asks = (Use.JOINED, runfile.Runtime(), joining.PATIENCE)
     with refused(f"file://{store}/run.json", "model.LLM.checkpoint.Init.config.odd"):
-        joining._fetch_run(f"file://{store}", tmp_path / "reader", *asks)
+        joining.follow(f"file://{store}", tmp_path / "reader", Onlooker(False, bool))
     assert not (tmp_path / "reader").exists()
 
 
 def test_a_run_file_that_the_reader_has_is_not_replaced(tmp_path):
     store, mine = put(tmp_path, {}), tmp_path / "run.toml"
     mine.write_text("mine")
-    _, written = joining._fetch_run(
-        f"file://{store}", tmp_path, Use.JOINED, runfile.Runtime(), joining.PATIENCE
-    )
+    document = statements.read_run(open_store(f"file://{store}"))[0]
+    _, written = joining._write_run(document, "", tmp_path, Use.JOINED, runfile.Runtime())
     assert mine.read_text() == "mine"
     assert runfile.load(written).links.clock == "store"
 
@@ -164,7 +163,7 @@ def test_a_run_file_that_the_reader_has_is_not_replaced(tmp_path):
 def test_a_lab_learns_that_nobody_could_join_before_it_opens(case, tmp_path):
     changes, key = ATTACKS[case]
     there = put(tmp_path, changes)
-    tables = statements.read_run(joining.open_store(f"file://{there}"))[0].run
+    tables = statements.read_run(open_store(f"file://{there}"))[0].run
     run_file = tmp_path / "run.toml"
     run_file.write_text(as_text.run_file(runfile.parse(tables, "run.json")))
     with pytest.raises(RequestError, match=f"{key} is "):
