@@ -62,7 +62,8 @@ MORE = ("params", "own", "before", "recompute", "loss", "hash", "params", "optim
 
 
 @pytest.mark.parametrize(
-    ("rounds", "lies"), [(12, ("loss", "params")), pytest.param(60, MORE, marks=pytest.mark.soak)]
+    ("rounds", "lies"),
+    [(18, ("loss", "params", "optimize")), pytest.param(60, MORE, marks=pytest.mark.soak)],
 )
 def test_the_worst_answers_cost_their_author_its_place_and_nobody_is_accused(
     tmp_path, monkeypatch, caplog, rounds, lies

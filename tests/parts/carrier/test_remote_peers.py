@@ -188,26 +188,6 @@ def test_a_run_whose_processes_are_all_gone_ends_in_one_line(tmp_path):
         train(run, tmp_path, fails=lambda peer, operation: "before" * (operation == "optimize"))
 
 
-def test_a_peer_that_computes_other_params_than_most_is_lost_and_takes_them_over(
-    tmp_path, monkeypatch
-):
-    seen = Counter()
-
-    def wrong(_: Loopback, asked: Asked, answers: Answered) -> Answered:
-        for peer, answer in answers.items():
-            seen[peer] += asked[peer].operation == "optimize"
-            if peer == 3 and asked[peer].operation == "optimize" and seen[peer] == 4:
-                answer.header.values["params"] = "0" * 64
-        return answers
-
-    change_answers(monkeypatch, wrong)
-    run = simulated.run_of("signs", **LONG)
-    transcript, findings, _ = train(run, tmp_path)
-    assert findings == []
-    assert [e.round.step for e in transcript.rounds if e.evidence.silent == (3,)] == [5]
-    assert 3 in transcript.rounds[-1].decision.applied
-
-
 def test_on_the_walls_clock_who_is_late_is_as_the_carrier_saw_it(tmp_path, monkeypatch):
     took, compiled = {0: 1.5, 1: 2.5, 2: 99.0, 3: 0.5, 4: 0.5, 5: 0.5}, set()
     operations = []

@@ -1,5 +1,6 @@
 """Stores of each kind on the loopback interface, and what reads and writes in them."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from parts.volunteers.keys import PrivateKey
 from parts.volunteers.store.addresses import AddressReader
+from parts.volunteers.store.folder import FolderStore
 from parts.volunteers.store.schemes import open_store
 from parts.volunteers.store.verbs import Store
 from pipeline.net import fsspec_files
@@ -43,6 +45,18 @@ def opened(
     with _ceph(patch, address) if kind == "ceph" else servers[kind](patch):
         run = RUN if kind == "s3" else f"{RUN} {uuid4()}"  # others keep what another test put
         yield open_store(f"s3://{BUCKET}/{run}", SOON)
+
+
+def put_at(store: FolderStore, name: str, content: bytes, seconds: int) -> None:
+    """Put an object in a folder, at a time of its clock."""
+    assert store.create(name, content)
+    os.utime(store.root / name, (seconds, seconds))
+
+
+def without_credentials(patch: pytest.MonkeyPatch) -> None:
+    """Have this process know no credentials of a store, nor where one is."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL"):
+        patch.delenv(name)
 
 
 @contextmanager

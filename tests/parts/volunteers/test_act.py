@@ -3,11 +3,10 @@
 import pytest
 
 from parts.volunteers import layout
-from parts.volunteers.bodies import MessageRecord
 from parts.volunteers.chain.act import Adopt, End, Look, Put, RoundRead, Wait, act
 from parts.volunteers.chain.links import AskedLink, SlotContent
 from parts.volunteers.store.verbs import StoredObject
-from tests.parts.volunteers.test_links import HEAD, ORDER, ROUND, RUN, counted, link
+from tests.parts.volunteers.test_links import HEAD, ORDER, RUN, counted, link
 
 LONG_AGO, EVERYWHERE = -100.0, {"everywhere": True}
 JOIN, LEAVE = (layout.of_peer(1, 5, what) for what in ("join", "leave"))
@@ -137,6 +136,8 @@ def next_link(peer, previous):
 
 
 FALSE = {"links": {2: 1_001}, "refused": {2: "why"}}  # whose params are 44...
+ASKED = AskedLink(run=RUN, round=1, peer=2, previous=HEAD.sha256, asked=(1,))  # which has none
+FALSE_ASKED = FALSE | {"links": {2: SlotContent(StoredObject(b"2", 1_001), ASKED)}, "what": "asked"}
 
 
 @pytest.mark.parametrize(
@@ -152,6 +153,7 @@ FALSE = {"links": {2: 1_001}, "refused": {2: "why"}}  # whose params are 44...
         (FALSE, [record(1, base="55" * 32)], 0, 1),
         (FALSE, [next_link(1, content(2, 0).sha256)], 1, 0),
         (FALSE, [next_link(1, HEAD.sha256)], 0, 1),
+        (FALSE_ASKED, [record(1)], 0, 1),
         ({"links": {0: 1_006}}, [], 0, 1),  # before its turn
         ({"links": {0: JUNK}}, [], 0, 0),
     ],
@@ -176,12 +178,3 @@ def test_who_looks_on_ends_with_what_is_there_or_with_what_can_never_follow(
 
 def test_who_trains_never_ends():
     assert act(read({}, beyond=None, waits=False), 0) == Wait()
-
-
-def test_an_asked_link_has_no_params_to_train_on():
-    asked = AskedLink(run=RUN, round=1, peer=2, previous=HEAD.sha256, asked=(1,))
-    found = {2: SlotContent(StoredObject(b"2", 1_001), asked)}
-    beyond = {"beyond": [record(1)], "went_on": LONG_AGO, "waits": False} | EVERYWHERE
-    end = act(read(found, what="asked", refused={2: "why"}, **beyond), 0)
-    assert isinstance(end.beyond[0], str) and isinstance(record(1)[1].body, MessageRecord)
-    assert end.refused and ROUND.step == 1

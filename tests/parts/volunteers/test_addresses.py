@@ -54,11 +54,11 @@ def without_credentials(bucket, reader=READER, key=KEY):
 
 
 @contextmanager
-def an_hour_later():
-    """Has an hour pass for the store and for the volunteer."""
+def an_hour_later(*modules):
+    """Has an hour pass for the store, for the volunteer, or for both."""
     later = SimpleNamespace(time=lambda: time.time() + HOUR + 1)
     with pytest.MonkeyPatch.context() as patch:
-        for module in (s3_server, addresses):
+        for module in modules or (s3_server, addresses):
             patch.setattr(module, "time", later)
         yield
 
@@ -69,18 +69,9 @@ def an_hour_later():
 def test_a_volunteer_puts_its_own_slots_and_lists_its_rounds(volunteer):
     assert volunteer.names(layout.round_folder(STEP)) == {}
     assert volunteer.create(PAYLOAD, b"p" * 5000)
-    for what, length in (
-        ("record", layout.RECORD_BYTES),
-        ("join", layout.JOIN_BYTES),
-        ("leave", layout.LEAVE_BYTES),
-    ):
-        assert volunteer.create(layout.of_peer(STEP, 7, what), b"x" * length)
-    assert volunteer.create(
-        layout.of_peer(STEP, 7, "closed"), b"x" * layout.signed_bytes("closed", 16)
-    )
-    assert volunteer.create(
-        layout.of_peer(STEP + 9, 7, "asked"), b"x" * layout.signed_bytes("closed", 16)
-    )
+    for step, what in (*((STEP, w) for w in ("record", "join", "leave", "closed")), (79, "asked")):
+        content = b"x" * layout.signed_bytes(what, 16)
+        assert volunteer.create(layout.of_peer(step, 7, what), content)
     assert not volunteer.create(PAYLOAD, b"q" * 5000) and volunteer.create(PAYLOAD, b"p" * 5000)
     assert len(volunteer.names(layout.round_folder(STEP))) == 5
     assert volunteer.look(PAYLOAD, 5000).content == b"p" * 5000
@@ -121,10 +112,8 @@ def test_the_store_refuses_another_use_of_an_address(volunteer, bucket):
         volunteer.create(RECORD, b"x" * layout.RECORD_BYTES)
 
 
-def test_an_address_ends(volunteer, monkeypatch):
-    later = SimpleNamespace(time=lambda: time.time() + HOUR + 1)
-    monkeypatch.setattr(s3_server, "time", later)
-    with pytest.raises(LockstepError, match="Request has expired"):
+def test_an_address_ends(volunteer):
+    with an_hour_later(s3_server), pytest.raises(LockstepError, match="Request has expired"):
         volunteer.create(RECORD, b"x" * layout.RECORD_BYTES)
 
 
@@ -264,12 +253,6 @@ def test_no_bytes_in_a_file_stop_its_reader(bucket, caplog, inner):
 def test_no_bytes_are_taken_for_sealed(data):
     with pytest.raises(LockstepError, match="cannot be opened"):
         sealed.unseal(data, KEY, "a")
-
-
-def test_the_point_on_the_other_curve_is_that_of_the_same_secret():
-    for _ in range(9):
-        key = keys.PrivateKey.generate()
-        assert sealed.unseal(sealed.seal(b"x", key.public_key(), "a"), key, "a") == b"x"
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 8, 9])

@@ -206,13 +206,6 @@ def test_a_slot_is_given_with_a_days_addresses_and_sign_gives_more_to_all(bucket
     assert capsys.readouterr().out.splitlines()[-1].startswith("sign: rounds 1 to 3 of 1 peers")
 
 
-def test_only_the_lab_signs(bucket, tmp_path):
-    store = open_store(f"s3://{BUCKET}/run")
-    run_in(store)
-    with pytest.raises(LockstepError, match="its lab is ed25519:.*, expected your key"):
-        signing.sign_run(store, FIRST, 1)
-
-
 def test_a_run_whose_messages_are_too_long_is_refused():
     like = {"w": np.arange(4, dtype=np.float32)}
     form = wire.Form(like, {"w": 0}, "lockstep", 4)

@@ -1,7 +1,6 @@
 """What stands in a round's slots is its peer's word alone; and who begins with a state."""
 
 import hashlib
-import os
 import shutil
 from types import SimpleNamespace
 
@@ -22,6 +21,7 @@ from parts.volunteers.store.folder import FolderStore
 from parts.volunteers.store.patient_store import PatientStore
 from parts.volunteers.training.late_joiner import LateJoiner
 from tests.lockstep.protocol.driver.driven_run import LONG, started
+from tests.parts.volunteers.stores import put_at
 from tests.parts.volunteers.test_links import RUN, TERMS, counted
 from tests.parts.volunteers.test_links import link as round_link
 
@@ -34,7 +34,7 @@ def chain(tmp_path):
     store = FolderStore(tmp_path)
     for peer, key in enumerate(KEYS):
         said = Admission(run=RUN, peer=peer, number=0, key=keys.public_text(key))
-        put(store, layout.admission(peer, 0), sign(said, LAB), BEGAN - 1)
+        put_at(store, layout.admission(peer, 0), sign(said, LAB), BEGAN - 1)
     admissions = Admissions(store, RUN, LAB.public_key(), len(KEYS))
     admissions.read()
     document, head = SimpleNamespace(slots=len(KEYS)), Head("cd" * 32, BEGAN)
@@ -42,20 +42,15 @@ def chain(tmp_path):
     return Chain(PatientStore(store), document, admissions, TERMS, *audits, head)
 
 
-def put(store, name, content, seconds):
-    assert store.create(name, content)
-    os.utime(store.root / name, (seconds, seconds))
-
-
 def put_link(chain, peer, key=None, **changes):
     """Put a link in a peer's slot, signed by it unless there is another key."""
     body = {"run": RUN, "round": 1, "peer": peer, "previous": "cd" * 32, "asked": ()} | changes
     content = sign(AskedLink(**body), key or KEYS[peer], LINK_BYTES)
-    put(chain.store.store, layout.of_peer(1, peer, "asked"), content, 1_000)
+    put_at(chain.store.store, layout.of_peer(1, peer, "asked"), content, 1_000)
 
 
 def test_a_slot_is_its_peers_alone(chain):
-    put(chain.store.store, layout.of_peer(1, 2, "asked"), b"x" * LINK_BYTES, 1_000)
+    put_at(chain.store.store, layout.of_peer(1, 2, "asked"), b"x" * LINK_BYTES, 1_000)
     put_link(chain, 0, key=KEYS[3])  # signed by another peer, for itself
     put_link(chain, 3, key=KEYS[1])
     put_link(chain, 1)
@@ -83,7 +78,7 @@ def test_of_several_links_the_one_counts_on_which_most_peers_have_built(chain):
         for step, peer in rounds:
             said = round_link({}, peer=peer, round=step, previous=previous)
             content = sign(said, KEYS[peer], LINK_BYTES)
-            put(chain.store.store, layout.of_peer(step, peer, "closed"), content, seconds + step)
+            put_at(chain.store.store, layout.of_peer(step, peer, "closed"), content, seconds + step)
             previous = hashlib.sha256(content).hexdigest()
 
     put_chain([(1, 3), (2, 3), (3, 3)], BEGAN)  # early, so that it costs it nothing
@@ -98,7 +93,7 @@ def test_of_several_links_the_one_counts_on_which_most_peers_have_built(chain):
 
 def put_closed(chain, peer, said, seconds):
     content = sign(said, KEYS[peer], LINK_BYTES)
-    put(chain.store.store, layout.of_peer(said.round, peer, "closed"), content, seconds)
+    put_at(chain.store.store, layout.of_peer(said.round, peer, "closed"), content, seconds)
 
 
 BEFORE = driver.ask(started(LONG, 6, reports=SharedStore()), range(5))
@@ -129,7 +124,7 @@ def test_a_link_counts_once_enough_peers_have_trained_on_it(chain):
     def is_trained_on_after(peer, **changes):
         body = counted(peer).body.model_copy(update={"base": passed.link.params} | changes)
         record = sign(body, KEYS[peer], layout.RECORD_BYTES)
-        put(chain.store.store, layout.of_peer(1, peer, "record"), record, BEGAN + 5)
+        put_at(chain.store.store, layout.of_peer(1, peer, "record"), record, BEGAN + 5)
         return LateJoiner(chain, None, None)._is_trained_on(passed)
 
     assert not is_trained_on_after(0)
@@ -145,5 +140,5 @@ def test_only_what_follows_from_the_link_counts_and_only_with_its_peers_key(chai
     key = changes.pop("key", 1)
     body = counted(1).body.model_copy(update={"base": passed.link.params} | changes)
     record = sign(body, KEYS[key], layout.RECORD_BYTES)
-    put(chain.store.store, layout.of_peer(1, 1, "record"), record, BEGAN + 5)
+    put_at(chain.store.store, layout.of_peer(1, 1, "record"), record, BEGAN + 5)
     assert not LateJoiner(chain, None, None)._is_trained_on(passed)

@@ -27,7 +27,6 @@ from tests.parts.volunteers import volunteering
 pytestmark = pytest.mark.long
 
 MIDDLE, LAST = 5, 6
-DRAWN, OTHER = (3, 1), 2  # a state that peer 1 was to show, and another peer
 
 
 def outcome(store, root, *replays, key=None):
@@ -95,9 +94,6 @@ def junk(path):
     path.write_bytes(b"x" * path.stat().st_size)
 
 
-CHANGES = [flipped, Path.unlink, truncated, anothers, junk]
-
-
 def changed(path, change):
     at = path.stat().st_mtime
     change(path)
@@ -107,8 +103,12 @@ def changed(path, change):
 
 @pytest.mark.parametrize(
     ("what", "step", "change"),
-    [(what, MIDDLE, change) for what in ("payload", "record", "closed") for change in CHANGES]
-    + [(what, 1, change) for what in ("asked", "join") for change in CHANGES[:2]],
+    [
+        *(("payload", MIDDLE, change) for change in (flipped, Path.unlink, truncated)),
+        *(("record", MIDDLE, change) for change in (flipped, Path.unlink, anothers)),
+        *(("closed", MIDDLE, change) for change in (flipped, Path.unlink, anothers, junk)),
+        *((what, 1, Path.unlink) for what in ("asked", "join")),
+    ],
 )
 def test_what_others_went_on_from_contradicts_the_store(store, tmp_path, what, step, change):
     changed(place(store, what, step), change)
@@ -117,7 +117,7 @@ def test_what_others_went_on_from_contradicts_the_store(store, tmp_path, what, s
     assert f"rounds/{step:08}/" in said and "went on" in said
 
 
-@pytest.mark.parametrize("change", CHANGES[:2])
+@pytest.mark.parametrize("change", [flipped, Path.unlink])
 @pytest.mark.parametrize("what", ["payload", "record", "closed"])
 def test_of_the_last_round_nobody_went_on_and_it_is_not_counted(store, tmp_path, what, change):
     changed(place(store, what, LAST), change)
@@ -139,51 +139,43 @@ def test_a_link_that_a_peer_signs_anew_is_one_that_others_did_not_see(
 # ---- Names that nothing follows from ----
 
 
-def after(store, finished):
-    """A record of a peer in a round that the run does not have."""
-    record = unsigned(MessageRecord, (store / layout.of_peer(LAST, 1, "record")).read_bytes(), "")
-    key = keys.read(finished / "001" / "key.pem")
-    return sign(record.model_copy(update={"round": LAST + 1}), key, layout.RECORD_BYTES)
+JUNK = [
+    "rounds/00000005/007.payload",  # of no slot
+    layout.of_peer(LAST + 9, 1, "closed"),
+    "rounds/00000005/000.asked",
+    "rounds/00000005/001.leave",
+    "peers/001/001.json",
+    "peers/001/999.json",
+    "collected/0000.json",
+    "addresses/001/00000.sealed",
+    "states/00000003/002/index",
+    "own/00000003/001/0007",
+    "notes.txt",
+]
 
 
-NOTHING = {
-    "a duplicate beyond the slots": ("rounds/00000005/007.payload", None, None),
-    "a record beyond the end": (layout.of_peer(LAST + 1, 1, "record"), after, "rounds/00000007/"),
-    "junk beyond the end": (layout.of_peer(LAST + 9, 1, "closed"), None, None),
-    "another link": ("rounds/00000005/000.asked", None, None),
-    "a leave": ("rounds/00000005/001.leave", None, None),
-    "an admission": ("peers/001/001.json", None, None),
-    "admissions": ("peers/001/999.json", None, None),
-    "a notice": ("collected/0000.json", None, None),
-    "addresses": ("addresses/001/00000.sealed", None, None),
-    "a state": ("states/00000003/002/index", None, None),
-    "an own state": ("own/00000003/001/0007", None, None),
-    "no name of a run": ("notes.txt", None, None),
-}
-
-
-@pytest.mark.parametrize("what", NOTHING)
-def test_what_nobody_signed_costs_nobody(finished, store, tmp_path, what):
-    name, make, named = NOTHING[what]
-    path = store / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(make(store, finished) if make else b"junk")
-    status, said = outcome(store, tmp_path)
-    assert (status, "6 of 6 rounds" in said) == (0, True), said
-    assert ("count for nothing" in said) == (named is not None)
-    assert named is None or named in said
-
-
-def test_what_is_no_file_costs_nobody(store, tmp_path):
+def test_what_nobody_signed_and_what_is_no_file_costs_nobody(store, tmp_path):
     for name, make in (
-        ("peers/001/001.json", os.mkfifo),
+        *((name, lambda path: path.write_bytes(b"junk")) for name in JUNK),
+        ("peers/002/001.json", os.mkfifo),
         (layout.of_peer(LAST + 1, 1, "closed"), Path.mkdir),
-        (layout.of_peer(MIDDLE, 0, "asked"), lambda path: path.symlink_to("/dev/zero")),
+        (layout.of_peer(MIDDLE, 1, "asked"), lambda path: path.symlink_to("/dev/zero")),
     ):
-        (store / name).parent.mkdir(exist_ok=True)
+        (store / name).parent.mkdir(parents=True, exist_ok=True)
         make(store / name)
     status, said = outcome(store, tmp_path)
+    assert (status, "6 of 6 rounds" in said, "count for nothing" in said) == (0, True, False), said
+
+
+def test_what_a_peer_signed_of_a_round_beyond_the_end_counts_for_nothing(finished, store, tmp_path):
+    record = unsigned(MessageRecord, (store / layout.of_peer(LAST, 1, "record")).read_bytes(), "")
+    key, name = keys.read(finished / "001" / "key.pem"), layout.of_peer(LAST + 1, 1, "record")
+    (store / name).parent.mkdir()
+    later = record.model_copy(update={"round": LAST + 1})
+    (store / name).write_bytes(sign(later, key, layout.RECORD_BYTES))
+    status, said = outcome(store, tmp_path)
     assert (status, "6 of 6 rounds" in said) == (0, True), said
+    assert "count for nothing" in said and name in said
 
 
 @pytest.mark.parametrize("name", ["peers/001/000.json", "run.json"])
@@ -208,31 +200,39 @@ def test_a_store_without_a_run_cannot_be_asked(finished, store, tmp_path):
 # ---- What a drawn peer shows ----
 
 
-def said_so(store):
-    return store / layout.of_peer(*DRAWN, "shown")
+def shown(store, peer):
+    return store / layout.of_peer(3, peer, "shown")
+
+
+def chunk(store, peer, name):
+    return store / layout.own_folder(3, peer) / name
 
 
 @pytest.mark.parametrize(
-    ("change", "ends"),
-    [
-        (lambda store: junk(said_so(store)), False),
-        (
-            lambda store: shutil.copy(store / layout.of_peer(3, OTHER, "shown"), said_so(store)),
-            False,
-        ),
-        (lambda store: junk(store / layout.own_folder(*DRAWN) / "index"), False),
-        (lambda store: flipped(store / layout.own_folder(*DRAWN) / "0000"), False),
-        (lambda store: said_so(store).unlink(), False),  # awaited: the run ended, and nobody knows
-        (lambda store: (store / layout.own_folder(*DRAWN) / "index").unlink(), True),
-        (lambda store: (store / layout.own_folder(*DRAWN) / "0000").unlink(), True),
+    "changes",
+    [  # by peer, and whether it costs the slot
+        [
+            (lambda store, peer: junk(shown(store, peer)), False),
+            (lambda store, peer: flipped(chunk(store, peer, "0000")), False),
+            (lambda store, peer: chunk(store, peer, "index").unlink(), True),
+        ],
+        [
+            (lambda store, peer: junk(chunk(store, peer, "index")), False),
+            (lambda store, peer: shutil.copy(shown(store, 2), shown(store, peer)), False),
+            (lambda store, peer: chunk(store, peer, "0000").unlink(), True),
+        ],
+        [(lambda store, peer: shown(store, peer).unlink(), False)],  # the run ended: nobody knows
     ],
 )
-def test_a_state_costs_a_slot_only_by_what_its_peer_signed(store, tmp_path, change, ends):
-    change(store)
+def test_a_state_costs_a_slot_only_by_what_its_peer_signed(store, tmp_path, changes):
+    for peer, (change, _) in enumerate(changes):
+        change(store, peer)
     status, said = outcome(store, tmp_path, "drawn")
-    assert status == 3 and "peer 1, window 1" in said
-    assert (f"admit file://{store} 1" in said) == ends, said
-    assert "peer 0, window" not in said and "peer 2, window" not in said
+    assert status == 3
+    for peer in range(3):
+        assert (f"peer {peer}, window 1" in said) == (peer < len(changes)), said
+        costs = [cost for _, cost in changes[peer : peer + 1]]
+        assert (f"admit file://{store} {peer}" in said) == any(costs), said
 
 
 def test_all_that_is_false_is_found_at_once(lying, tmp_path, monkeypatch):
@@ -251,9 +251,7 @@ def test_all_that_is_false_is_found_at_once(lying, tmp_path, monkeypatch):
     status, said = outcome(store, tmp_path, "drawn")
     assert status == 1 and "rounds/00000002/001.record" in said and "/002.record" in said
     changed(place(store, "payload", 3), flipped)
-    assert (
-        outcome(store, tmp_path, "drawn")[0] == 3
-    )  # the window is not over, and none was repeated
+    assert outcome(store, tmp_path, "drawn")[0] == 3  # the window is not over: none was repeated
 
 
 # ---- All names ----

@@ -1,6 +1,5 @@
 """Followers of a run that is over: one that begins with a state, one to which the store lied."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import pytest
 import tomlkit
 
 from lockstep.errors import LockstepError
+from lockstep.transcript.transcript import Transcript
 from parts.volunteers import layout, stored_verification
 from parts.volunteers.chain import statements
 from parts.volunteers.store.folder import FolderStore
@@ -26,8 +26,7 @@ def over(tmp_path_factory):
     """Folder of a run that two volunteers have taken."""
     folder = tmp_path_factory.mktemp("over")
     volunteering.opened(folder, PEERS, **STATES)
-    started = [volunteering.train(folder, name) for name in ("000", "001")]
-    assert volunteering.ended(started) == [0, 0], volunteering.output(folder)
+    volunteering.train_all(folder, ("000", "001"))
     return folder
 
 
@@ -38,7 +37,7 @@ def store(over, tmp_path):
     return tmp_path / "store"
 
 
-def follow(over: Path, store: Path, **runtime: object) -> tuple[list[dict], dict, str]:
+def follow(over: Path, store: Path, **runtime: object) -> tuple[list[dict], tuple, str]:
     """A follower's rounds, the hashes of its last state, and what it printed."""
     root = store.parent / "root"
     shutil.copytree(over / "follower", root, ignore=shutil.ignore_patterns("trained", "runs"))
@@ -49,11 +48,11 @@ def follow(over: Path, store: Path, **runtime: object) -> tuple[list[dict], dict
     return *of(store.parent, "root"), said
 
 
-def of(folder: Path, name: str) -> tuple[list[dict], dict]:
-    transcript = volunteering.transcript(folder, name)
-    rounds = (transcript / "rounds.jsonl").read_text().splitlines()
-    state = json.loads((transcript / "snapshots" / f"{LAST:05}" / "state.json").read_text())
-    return [*map(json.loads, rounds)], {key: state[key] for key in ("params", "shared")}
+def of(folder: Path, name: str) -> tuple[list[dict], tuple]:
+    """The rounds of a volunteer, and the hashes of its last state."""
+    transcript = Transcript(volunteering.transcript(folder, name))
+    state = transcript.hashes(transcript.snapshots[-1])
+    return volunteering.rounds(folder, name), (state.params, state.shared)
 
 
 def of_round(store: Path, step: int, end: str) -> list[Path]:

@@ -1,6 +1,5 @@
 """`lockstep volunteer join`, as two strangers type it; and who has addresses and no share."""
 
-import json
 import subprocess
 
 import pytest
@@ -27,8 +26,8 @@ def test_two_strangers_join_and_end_with_the_same_rounds(tmp_path):
             process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, **options)
             started.append(process)
     assert volunteering.ended(started) == [0, 0], volunteering.output(tmp_path)
+    assert len(volunteering.rounds(tmp_path, "new0", "new1")) == 3
     first, second = (volunteering.transcript(tmp_path, f"new{peer}") for peer in range(2))
-    assert (first / "rounds.jsonl").read_bytes().count(b"\n") == 3
     assert tiny.contents(first / "payloads") == tiny.contents(second / "payloads")
     for peer in range(2):
         said = (tmp_path / f"new{peer}.txt").read_text()
@@ -37,16 +36,12 @@ def test_two_strangers_join_and_end_with_the_same_rounds(tmp_path):
 
 
 def test_bytes_that_nobody_signed_hold_no_round_up(tmp_path):
-    last, names = 4, ("000", "001", "follower")
+    last = 4
     address = volunteering.opened(tmp_path, 3, config__init_min_clients=2, config__total_steps=last)
     store = open_store(address)
     reader = addresses.AddressReader(2, None, "", read_run(store)[0])
     for step in range(1, last + 1):  # all that peer 2 has addresses for
         for ask in addresses.own_puts(reader, step):
             assert store.create(ask.name, b"x" * ask.size)
-    started = [volunteering.train(tmp_path, name) for name in names]
-    assert volunteering.ended(started, 240) == [0] * len(names), volunteering.output(tmp_path)
-    found = {(volunteering.transcript(tmp_path, n) / "rounds.jsonl").read_text() for n in names}
-    assert len(found) == 1
-    applied = [json.loads(line)["decision"]["applied"] for line in found.pop().splitlines()]
-    assert applied == [[0, 1]] * last
+    rounds = volunteering.train_all(tmp_path, ("000", "001", "follower"), 240)
+    assert [one["decision"]["applied"] for one in rounds] == [[0, 1]] * last

@@ -83,8 +83,7 @@ def goes_on(folder, names, seconds, *python, kills=0, between=(1, 6)):
         assert not there, volunteering.output(folder)
     finally:
         volunteering.ended([*there.values()], 0.1) if there else None
-    of_all = [volunteering.transcript(folder, name) for name in names]
-    assert len({(one / "rounds.jsonl").read_bytes() for one in of_all}) == 1
+    assert volunteering.rounds(folder, *names)
     return killed
 
 

@@ -30,9 +30,10 @@ def refusal() -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("kind", ["folder", "s3"])
-def test_a_store_that_keeps_all_passes_and_nothing_is_left(kind, tmp_path, monkeypatch):
-    with opened(kind, tmp_path / "store", monkeypatch) as store:
+@pytest.mark.parametrize("kind", ["folder", "s3", pytest.param("ceph", marks=pytest.mark.soak)])
+def test_a_store_that_keeps_all_passes_and_nothing_is_left(kind, tmp_path, monkeypatch, request):
+    address = request.getfixturevalue("ceph") if kind == "ceph" else ""
+    with opened(kind, tmp_path / "store", monkeypatch, address) as store:
         store.create("run.json", b"{}")
         probe(store)
         assert store.names("probe/") == {} and store.look("run.json", 2).content == b"{}"

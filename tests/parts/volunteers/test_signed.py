@@ -3,6 +3,8 @@
 import json
 import os
 import stat
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
@@ -10,7 +12,8 @@ from hypothesis import strategies as st
 
 from lockstep.errors import LockstepError
 from parts.volunteers import keys, layout, signed
-from parts.volunteers.bodies import Admission, JoinRequest, LeaveNotice, MessageRecord
+from parts.volunteers.bodies import JoinRequest, LeaveNotice, MessageRecord
+from pipeline.stage.keys import PROJECT
 
 KEY, OTHER = keys.PrivateKey.generate(), keys.PrivateKey.generate()
 HASH = "ab" * 32
@@ -26,14 +29,6 @@ def opened(data, model=LeaveNotice, key=KEY, length=None):
 
 
 # ---- One author, one kind ----
-
-
-@pytest.mark.parametrize("length", [None, 1024])
-def test_what_is_signed_is_read_back(length):
-    for body in (LEAVE, RECORD):
-        data = signed.sign(body, KEY, length)
-        assert opened(data, type(body), length=length) == body
-        assert length is None or (len(data) == length and json.loads(data))
 
 
 def test_another_key_and_another_kind_are_refused():
@@ -129,14 +124,11 @@ def test_a_body_of_another_form_is_refused_by_its_key(key, value):
         (LEAVE, layout.LEAVE_BYTES),
     ],
 )  # fmt: skip
-def test_a_body_fits_the_length_of_its_slot(body, length):
-    assert opened(signed.sign(body, KEY, length), type(body), length=length) == body
-
-
-def test_an_admission_ends_a_slot_and_says_why():
-    end = Admission(run=HASH, peer=7, number=1, key=None, because="false link",
-                    evidence=("rounds/00000007/closed.0",))  # fmt: skip
-    assert opened(signed.sign(end, KEY), Admission) == end
+def test_what_is_signed_is_read_back_and_fits_the_length_of_its_slot(body, length):
+    assert opened(signed.sign(body, KEY), type(body)) == body
+    data = signed.sign(body, KEY, length)
+    assert opened(data, type(body), length=length) == body
+    assert len(data) == length and json.loads(data)
 
 
 # ---- Keys ----
@@ -174,6 +166,26 @@ def test_a_public_key_is_read_back_as_it_is_printed():
     for other in ("", text.upper(), text + "0", text[8:], f" {text}", text + "\n"):
         with pytest.raises(LockstepError, match="KEY: found .* expected ed25519:"):
             keys.parse_public(other, "KEY")
+
+
+def test_a_key_is_made_in_the_folder_of_its_user_unless_a_file_is_named(tmp_path):
+    environment = os.environ | {"PYTHONPATH": str(PROJECT), "XDG_CONFIG_HOME": str(tmp_path / "c")}
+    asked = [sys.executable, "-m", "pipeline", "volunteer", "key"]
+    first, again = (
+        subprocess.check_output(asked, cwd=tmp_path, env=environment, text=True) for _ in range(2)
+    )
+    assert first.startswith("ed25519:") and first == again
+    (key,) = (path for path in tmp_path.rglob("*") if path.is_file())
+    assert key == tmp_path / "c" / "lockstep" / "volunteer.pem"
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+
+
+def test_git_takes_no_private_key_of_a_checkout():
+    names = ["volunteer.pem", "mine.pem", "params/lab.pem", "data/x.pem", "mine.key"]
+    done = subprocess.run(
+        ["git", "check-ignore", *names], cwd=PROJECT, capture_output=True, text=True
+    )
+    assert done.stdout.split() == names
 
 
 # ---- Names ----

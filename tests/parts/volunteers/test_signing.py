@@ -1,12 +1,11 @@
 """How many rounds ahead are signed."""
 
-import os
-
 import pytest
 
 from parts.volunteers import layout
 from parts.volunteers.lab.signing import rounds_ahead, rounds_over, rounds_with_links
 from parts.volunteers.store.folder import FolderStore
+from tests.parts.volunteers.stores import put_at
 
 
 @pytest.fixture
@@ -15,8 +14,7 @@ def store(tmp_path):
 
 
 def put(store, step, peer, what, seconds):
-    store.create(name := layout.of_peer(step, peer, what), b"x")
-    os.utime(store.root / name, (seconds, seconds))
+    put_at(store, layout.of_peer(step, peer, what), b"x", seconds)
 
 
 def close(store, *times):

@@ -170,11 +170,3 @@ def test_a_lab_learns_that_nobody_could_join_before_it_opens(case, tmp_path):
         new = f"file://{tmp_path / 'new'}"
         joining.open_run(new, run_file, tmp_path, tmp_path / "lab.pem", None)
     assert not (tmp_path / "new").exists()
-
-
-def test_who_follows_a_run_that_pushes_its_epochs_has_no_such_run():
-    """The pusher is made for one's own run alone, and no run over a store asks for one."""
-    given = volunteering.document(2).unwrap()
-    given["export"]["every_epoch"] = True
-    with pytest.raises(Exception, match="export.every_epoch"):
-        runfile.parse(given, "run.toml")

@@ -13,24 +13,8 @@ def test_over_a_store_a_volunteer_trains_in_one_process():
         load(*edits, ("runtime", {"carrier": "processes"}))
 
 
-@pytest.mark.parametrize(
-    ("kind", "is_taken"),
-    [
-        ("sign_flip", True),
-        ("malformed", True),
-        ("equivocation", False),
-        ("late", False),
-        ("crash", False),
-    ],
-)
-def test_over_a_store_peers_may_lie_in_their_messages_and_do_nothing_else(kind, is_taken):
-    edits = (
-        ("faults.schedule", [fault(kind=kind)]),
-        ("links.clock", "store"),
-        ("config.witness_nodes", 0),
-    )
-    if is_taken:
-        assert load(*edits).faults.schedule[0].changes_only_message
-    else:
-        with refused("faults.schedule", kind, 'links.clock = "store"'):
-            load(*edits)
+@pytest.mark.parametrize("kind", ["sign_flip", "malformed"])
+def test_over_a_store_peers_may_lie_in_their_messages(kind):
+    edits = ("links.clock", "store"), ("config.witness_nodes", 0)
+    run = load(*edits, ("faults.schedule", [fault(kind=kind)]))
+    assert run.faults.schedule[0].changes_only_message

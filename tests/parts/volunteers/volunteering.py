@@ -1,8 +1,10 @@
 """A tiny run over a folder in real processes: the lab's part, and each volunteer's training."""
 
+import json
 import os
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import tomlkit
@@ -128,6 +130,19 @@ def ended(processes: list[subprocess.Popen], seconds: float = 900) -> list[int]:
                 process.wait()
 
 
+def train_all(folder: Path, names: Sequence[str], seconds: float = 900) -> list[dict]:
+    """Train until all have ended well; return the rounds, which all took alike."""
+    started = [train(folder, name) for name in names]
+    assert ended(started, seconds) == [0] * len(names), output(folder)
+    return rounds(folder, *names)
+
+
+def rounds(folder: Path, *names: str) -> list[dict]:
+    """The rounds of some volunteers' transcripts, which are the same bytes."""
+    (text,) = {(transcript(folder, name) / "rounds.jsonl").read_text() for name in names}
+    return [*map(json.loads, text.splitlines())]
+
+
 def finish(folder: Path) -> None:
     """Make a run of volunteers who are all in time, and of a follower; also the lab's alone.
 
@@ -135,8 +150,7 @@ def finish(folder: Path) -> None:
     would have no loop over them, and other last bits; with two, both programs have it.
     """
     opened(folder, len(FINISHED) - 1, alone=True, peers__micro_batch=1)
-    started = [train(folder, name) for name in FINISHED]
-    assert ended(started) == [0] * len(started), output(folder)
+    train_all(folder, FINISHED)
 
 
 def finish_with_a_lie(folder: Path) -> None:
@@ -148,8 +162,7 @@ def finish_with_a_lie(folder: Path) -> None:
     opened(
         folder, 3, lies={3: "sign_flip", 4: "drift"}, config__total_steps=3, faults__schedule=[lie]
     )
-    started = [train(folder, f"{peer:03}") for peer in range(3)]
-    assert ended(started) == [0] * 3, output(folder)
+    train_all(folder, FINISHED[:3])
 
 
 def sign_anew(folder: Path, path: Path, at: float = 0.0, **changes: object) -> Path:
