@@ -26,25 +26,23 @@ from tests.parts.carrier import operations_page
 TRAIN = {"step": 7, "count": 2, "broken": None, "keep": True, "hash": False}
 CREATE = {"run": {"a": [1.5, None]}, "model": {"b": {}}, "first_step": 3, "columns": ["text"]}
 REQUESTS = {
-    "create": (requests.Create(**CREATE), CREATE),
-    "compile": (requests.Compile(broken=0), {"broken": 0}),
-    "align": (requests.Align(step=7, hash=True), {"step": 7, "hash": True}),
-    "train": (requests.Train(**TRAIN), TRAIN),
-    "optimize": (
-        requests.Optimize(step=7, peers=[1, 0], sequences=[4, 5]),
-        {"step": 7, "peers": [1, 0], "sequences": [4, 5]},
-    ),
-    "extract": (requests.Extract(what="own", hash=True), {"what": "own", "hash": True}),
-    "restore": (requests.Restore(), {}),
-    "recompute": (requests.Recompute(step=7, count=2), {"step": 7, "count": 2}),
-    "forward": (requests.Forward(), {}),
-    "exit": (requests.Exit(), {}),
+    "create": CREATE,
+    "compile": {"broken": 0},
+    "align": {"step": 7, "hash": True},
+    "train": TRAIN,
+    "optimize": {"step": 7, "peers": [1, 0], "sequences": [4, 5]},
+    "extract": {"what": "own", "hash": True},
+    "restore": {},
+    "recompute": {"step": 7, "count": 2},
+    "forward": {},
+    "exit": {},
 }
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_a_request_has_these_bytes_and_is_read_as_what_was_asked(operation):
-    table, values = REQUESTS[operation]
+    values = REQUESTS[operation]
+    table = OPERATIONS[operation].takes(**values)
     buffers = PeerRequest(table, [np.arange(2, dtype="i4")]).buffers("0" * 16, 5, "host:1")
     header = {"version": 2, "trainer": "0" * 16, "number": 5, "operation": operation}
     arrays = [{"dtype": "int32", "shape": [2]}]

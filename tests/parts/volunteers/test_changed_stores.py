@@ -16,17 +16,21 @@ from pathlib import Path
 import pytest
 
 from lockstep.errors import LockstepError, RequestError
-from parts.volunteers import keys, layout, stored_verification
-from parts.volunteers.bodies import MessageRecord
+from parts.volunteers import joining, keys, layout, stored_verification
+from parts.volunteers.bodies import LeaveNotice, MessageRecord
+from parts.volunteers.chain.links import RoundLink
 from parts.volunteers.replaying import ReplayRequest
 from parts.volunteers.signed import sign, unsigned
+from parts.volunteers.store.folder import FolderStore
+from parts.volunteers.training.process import Onlooker
 from pipeline.net import limits
 from tests import tiny
 from tests.parts.volunteers import volunteering
 
 pytestmark = pytest.mark.long
 
-MIDDLE, LAST = 5, 6
+STEP, MIDDLE, LAST = 3, 5, 6
+PEERS = len(volunteering.FINISHED) - 1
 
 
 def outcome(store, root, *replays, key=None):
@@ -195,6 +199,62 @@ def test_a_store_without_a_run_cannot_be_asked(finished, store, tmp_path):
     assert outcome(store, tmp_path, key=other)[0] == 1
     for bad in ("ed25519:0", tmp_path / "none.txt"):
         assert outcome(store, tmp_path, key=Path(bad))[0] == 2
+
+
+# ---- The last link ----
+
+
+def followed(store, root):
+    """How many rounds a reader follows, where a link is the last one that was put."""
+    for step in range(STEP + 1, LAST + 1):
+        shutil.rmtree(store / layout.round_folder(step))
+    with tiny.like_a_process():
+        followed = joining.follow(f"file://{store}", root, Onlooker(False, bool))
+    return len(followed.transcript.rounds)
+
+
+@pytest.mark.parametrize(("later", "rounds"), [(-1, STEP), (0, STEP - 1), (5, STEP - 1)])
+def test_link_that_names_a_notice_before_it_is_there_is_false_for_ever(
+    finished, store, tmp_path, later, rounds
+):
+    path = place(store, "closed", STEP)
+    link, at = unsigned(RoundLink, path.read_bytes(), ""), int(path.stat().st_mtime)
+    volunteering.sign_anew(finished, path, at, left=(link.peer,))
+    notice = store / layout.of_peer(STEP, link.peer, "leave")
+    said = LeaveNotice(run=link.run, round=STEP, peer=link.peer)
+    key = keys.read(finished / f"{link.peer:03}" / "key.pem")
+    notice.write_bytes(sign(said, key, layout.LEAVE_BYTES))
+    os.utime(notice, (at + later, at + later))
+    assert followed(store, tmp_path) == rounds
+
+
+def test_reader_who_does_not_wait_ends_where_a_link_does_not_count(finished, store, tmp_path):
+    path = place(store, "closed", STEP)
+    peer = 1 - int(path.name[:3]) % 2  # another one's, which is before its turn
+    volunteering.sign_anew(finished, path, path.stat().st_mtime - 100, peer=peer)
+    path.unlink()
+    assert followed(store, tmp_path) == STEP - 1
+
+
+def test_link_that_names_another_before_it_has_nobody_read_messages_again(
+    finished, store, tmp_path, monkeypatch
+):
+    """It costs its signer nothing: it may come before its turn."""
+    path = place(store, "closed", STEP)
+    peer = (int(path.name[:3]) + 1) % PEERS
+    volunteering.sign_anew(finished, path, 1000, peer=peer, previous="ee" * 32)
+    looks, look = [], FolderStore.look
+
+    def counted(self, name, most):
+        looks.append(name)
+        return look(self, name, most)
+
+    monkeypatch.setattr(FolderStore, "look", counted)
+    assert followed(store, tmp_path) == STEP
+    payloads = [
+        n for n in looks if n in {layout.of_peer(STEP - 1, p, "payload") for p in range(PEERS)}
+    ]
+    assert len(payloads) == PEERS
 
 
 # ---- What a drawn peer shows ----
