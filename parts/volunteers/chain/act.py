@@ -59,6 +59,7 @@ Action = Adopt | Put | Look | Wait | End
 class RoundRead:
     """What was read of a round's links, to act on. Times of objects are the store's."""
 
+    # ---- The round, and who reads it ----
     step: int
     what: str  # kind of its links: "closed" or "asked"
     head: Head  # the link before them
@@ -67,6 +68,7 @@ class RoundRead:
     ejected: Collection[int] = ()  # whose links do not count
     min_clients: int = 1  # so many peers do not collude
     waits: bool = True  # whether one who looks on waits where the links end
+    # ---- What was read so far ----
     turns: Turns | None = None  # in which links count; None as long as nobody has one
     begun: float | None = None  # since when the first turn has surely begun; None: it may not have
     links: dict[int, SlotContent] = field(default_factory=dict)  # what stands in the slots

@@ -41,9 +41,13 @@ def opened(
     if kind == "folder":
         yield open_store(f"file://{folder}")
         return
-    servers = {"moto": _moto, "s3": running_s3}
+    servers = {"moto": running_store, "s3": running_s3}
     with _ceph(patch, address) if kind == "ceph" else servers[kind](patch):
-        run = RUN if kind == "s3" else f"{RUN} {uuid4()}"  # others keep what another test put
+        run = RUN
+        if kind != "s3":  # others keep what another test put
+            run = f"{RUN} {uuid4()}"
+            with suppress(FileExistsError):
+                fsspec_files.find_file_system(f"s3://{BUCKET}")[0].mkdir(BUCKET)
         yield open_store(f"s3://{BUCKET}/{run}", SOON)
 
 
@@ -69,17 +73,7 @@ def running_public(patch: pytest.MonkeyPatch) -> Iterator[S3]:
 
 
 @contextmanager
-def _ceph(patch: pytest.MonkeyPatch, address: str) -> Iterator[str]:
+def _ceph(patch: pytest.MonkeyPatch, address: str) -> Iterator[None]:
     s3.use(address, "any", "secret", patch)
-    with suppress(FileExistsError):
-        fsspec_files.find_file_system(f"s3://{BUCKET}")[0].mkdir(BUCKET)
-    yield address
+    yield
     fsspec_files.file_system.cache_clear()
-
-
-@contextmanager
-def _moto(patch: pytest.MonkeyPatch) -> Iterator[str]:
-    with running_store(patch) as address:
-        with suppress(FileExistsError):
-            fsspec_files.find_file_system(f"s3://{BUCKET}")[0].mkdir(BUCKET)
-        yield address

@@ -139,9 +139,7 @@ def test_taken_where_nothing_is_seen_is_asked_again(bucket):
         over(bucket).create("a", b"mine")
 
 
-@pytest.mark.parametrize(
-    "spoil", [wrong.truncated, wrong.dropped, wrong.stalled, wrong.other_size(3)]
-)
+@pytest.mark.parametrize("spoil", [wrong.truncated, wrong.stalled, wrong.other_size(3)])
 def test_a_body_that_is_cut_is_read_again(bucket, spoil):
     bucket.put(f"{RUN}/a", b"x" * 5000)
     cut = faulty(bucket, spoil, "^GET ")
@@ -205,7 +203,7 @@ def test_a_time_without_a_zone_is_the_same_for_readers_of_all_zones(
         time.tzset()
 
 
-@pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
+@pytest.mark.parametrize("code", [302, 307])
 def test_what_is_put_or_removed_follows_no_redirect(bucket, code):
     asks = {"PUT": lambda s: s.create("a", b"x"), "DELETE": lambda s: s.remove("a")}
     with S3().serving() as other:

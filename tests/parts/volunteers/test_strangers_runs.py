@@ -24,51 +24,26 @@ from tests.parts.volunteers import volunteering
 from tests.servers.hub import Repo, running_hub
 
 CANARY = "CANARY"  # stands for a file that nothing may touch
-# A function that a module of workloads/ has imported: called with the config, it runs its keys.
-BY_IMPORTS = "torch_classifier:torch._strobelight.cli_function_profiler.subprocess.run"
-INNER = tiny.DILOCO["DiLoCo"] | {"inner": "Workload"}
-OF_WORKLOAD = {
-    "model__LLM__architecture": "HfAuto",
-    "model__LLM__checkpoint": "Ephemeral",
-    "model__LLM__data_location": "Dummy",
-    "download": {},
-    "pins__data": "",
-}
-MODEL = {"factory": "torch_classifier:Classifier", "config": {"hidden": 8}}
-TEXT = {"held_out_percent": 5.0, "vocab_size": 258, "shuffle": "DontShuffle"}
-PUSHED = ["mallory/loot"]
+# What the door for strangers' run files refuses has its own tests: these show that it is asked.
 ATTACKS = {
     "a command": (
         {
-            **OF_WORKLOAD,
-            "model__LLM__optimizer": {"DiLoCo": INNER},
-            "workload": MODEL | {"inner": "command", "command": ["touch", CANARY]},
+            "model__LLM__architecture": "HfAuto",
+            "model__LLM__checkpoint": "Ephemeral",
+            "model__LLM__data_location": "Dummy",
+            "model__LLM__optimizer": {"DiLoCo": tiny.DILOCO["DiLoCo"] | {"inner": "Workload"}},
+            "download": {},
+            "pins__data": "",
+            "workload": {
+                "factory": "torch_classifier:Classifier",
+                "config": {"hidden": 8},
+                "inner": "command",
+                "command": ["touch", CANARY],
+            },
         },
         "workload.factory",
     ),
-    "a function of its choice": (
-        OF_WORKLOAD | {"workload": {"factory": BY_IMPORTS, "config": {"/bin/touch": 0, CANARY: 0}}},
-        "workload.factory",
-    ),
-    "a task's code": (
-        {"evaluate__every": 1, "evaluate__sample_tasks": [f"{CANARY}.yaml"]}
-        | {"evaluate__trust_task_code": True},
-        "evaluate.trust_task_code",
-    ),
-    "a push at the end": ({"config": PUSHED}, "config.checkpointers"),
     "a folder of tokens": ({"model__LLM__data_location": {"Local": "HERE"}}, "data_location"),
-    "a folder of text": (
-        {"model__LLM__data_location": {"Text": TEXT | {"source": "HERE"}}},
-        "data_location.Text.source",
-    ),
-    "a folder of weights": (
-        {"model__LLM__checkpoint": {"Hub": {"repo_id": "HERE"}}},
-        "checkpoint.Hub.repo_id",
-    ),
-    "a server of this network": (
-        {"model__LLM__data_location": {"Text": TEXT | {"source": "http://127.0.0.1/a.txt"}}},
-        "data_location.Text.source",
-    ),
     "data without a hash": ({"pins__data": ""}, "pins.data"),
 }
 
@@ -76,13 +51,7 @@ ATTACKS = {
 def put(folder: Path, changes: dict) -> Path:
     """A store with such a run, of a lab that signs it."""
     here = tiny.write_data(folder / "private")
-    (folder / f"{CANARY}.yaml").write_text("task: mine\n")
-    given = {name: value for name, value in changes.items() if name != "config"}
-    found = volunteering.document(2, **{"pins__data": "ab" * 32, **given}).unwrap()
-    if destinations := changes.get("config"):
-        older = {"rounds_per_epoch": 3, "checkpointers": destinations}
-        kept = {k: v for k, v in found["config"].items() if k in runfile.OlderConfig.model_fields}
-        found["config"] = kept | older | {"global_batch_size": 4}
+    found = volunteering.document(2, **{"pins__data": "ab" * 32, **changes}).unwrap()
     text = json.dumps(found).replace("HERE", str(here))
     tables = json.loads(text.replace(CANARY, str(folder / CANARY)))
     run = runfile.parse(tables, "run.toml").model_dump(mode="json", exclude={"runtime"})
