@@ -117,28 +117,22 @@ def test_a_link_that_no_run_allows_ends_what_is_followed(chain, changes, passed)
     assert len([*LateJoiner(chain, None, None)._passed(BEFORE, "44" * 32)]) == passed
 
 
-def test_a_link_counts_once_enough_peers_have_trained_on_it(chain):
-    chain.document = SimpleNamespace(slots=4, payload_bytes=9, run={"config": {"min_clients": 3}})
+@pytest.mark.parametrize(
+    ("changes", "key", "counts"),
+    [({}, 1, True), ({"base": "00" * 32}, 1, False), ({"span": (0, 0)}, 1, False), ({}, 0, False)],
+)
+def test_a_link_counts_once_enough_peers_have_trained_on_it_with_their_own_keys(
+    chain, changes, key, counts
+):
+    chain.document = SimpleNamespace(slots=4, payload_bytes=9, run={"config": {"min_clients": 2}})
     passed = SimpleNamespace(progress=BEFORE, link=round_link({}), head=chain.head)
-
-    def is_trained_on_after(peer, **changes):
-        body = counted(peer).body.model_copy(update={"base": passed.link.params} | changes)
-        record = sign(body, KEYS[peer], layout.RECORD_BYTES)
-        put_at(chain.store.store, layout.of_peer(1, peer, "record"), record, BEGAN + 5)
-        return LateJoiner(chain, None, None)._is_trained_on(passed)
-
-    assert not is_trained_on_after(0)
-    assert not is_trained_on_after(1)
-    assert not is_trained_on_after(2, base="00" * 32)  # of other params
-    assert is_trained_on_after(3)
-
-
-@pytest.mark.parametrize("changes", [{"base": "00" * 32}, {"span": (0, 0)}, {"key": 0}])
-def test_only_what_follows_from_the_link_counts_and_only_with_its_peers_key(chain, changes):
-    chain.document = SimpleNamespace(slots=4, payload_bytes=9, run={"config": {"min_clients": 1}})
-    passed = SimpleNamespace(progress=BEFORE, link=round_link({}), head=chain.head)
-    key = changes.pop("key", 1)
-    body = counted(1).body.model_copy(update={"base": passed.link.params} | changes)
-    record = sign(body, KEYS[key], layout.RECORD_BYTES)
-    put_at(chain.store.store, layout.of_peer(1, 1, "record"), record, BEGAN + 5)
-    assert not LateJoiner(chain, None, None)._is_trained_on(passed)
+    follows = {"base": passed.link.params}
+    for peer, signer, said in ((0, 0, follows), (1, key, follows | changes)):
+        assert not LateJoiner(chain, None, None)._is_trained_on(passed)
+        body = counted(peer).body.model_copy(update=said)
+        record, name = (
+            sign(body, KEYS[signer], layout.RECORD_BYTES),
+            layout.of_peer(1, peer, "record"),
+        )
+        put_at(chain.store.store, name, record, BEGAN + 5)
+    assert LateJoiner(chain, None, None)._is_trained_on(passed) == counts
