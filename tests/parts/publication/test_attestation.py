@@ -121,8 +121,8 @@ def test_a_contradiction_is_a_statement_too_and_a_network_that_is_not_there_is_n
     with Files().serving() as server:
         server.add(folder)
         address = server.address
-    rest = ["--root", tmp_path / "r", "--attest", kept, "--attempts", 1]
-    status, said = print_of("verify", address, *rest)
+    rest = ["--root", tmp_path / "r", "--attest", kept]
+    status, said = print_of("verify", address, *rest, "--attempts", 1)
     assert status != 0 and said.startswith("not ") and not kept.exists()
     expected = digests(folder)
     flip("README.md")(folder)
