@@ -136,7 +136,7 @@ def write(  # noqa: PLR0913
 ) -> None:
     """Write the in-toto statement of `result`, as `verify --json` has it; a `key` signs it.
 
-    Without a listing of what was verified, or if nothing was decided, there is none.
+    Nothing is written without a listing of what was verified, or if nothing was decided.
     """
     if outcome not in LEVELS or not listings:
         print(f"verify: {path}: not written, since nothing was decided", file=sys.stderr)

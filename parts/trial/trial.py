@@ -146,7 +146,7 @@ def _is_parquet(flags: Flags) -> bool:
 
 
 def _is_of_transformers(flags: Flags) -> bool:
-    """Return whether a trial's model is none of models/, and so trained in its own Python."""
+    """Return whether models/ lacks a trial's model, which is then trained in its own Python."""
     folder = Path(flags["model"])
     is_own = flags["python"] and (folder / hf.CONFIG).is_file()
     return is_own and hf.read_config(folder).get("model_type") not in models.MODELS

@@ -293,7 +293,7 @@ def test_what_was_read_longest_ago_is_forgotten_first(far):
 @pytest.mark.parametrize(
     ("room", "steps", "kept"),
     [
-        # four of the second six have room, and none of the third ones
+        # the second group finds room for four of its six, the third for none
         (10, [("read", range(10)), ("expect", range(100, 106)), ("expect", range(200, 206)),
               ("expect", range(50, 60))], [*range(100, 106), *range(200, 204)]),
         (4, [("expect", [10, 20]), *(("read", [number]) for number in (30, 40, 50, 60))], [10, 20]),
