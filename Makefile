@@ -7,6 +7,7 @@ GPU ?=
 CUDA ?= 13
 $(if $(filter-out 1,$(GPU)),$(error GPU=$(GPU): expected 1, and CUDA=12 or CUDA=13))
 $(if $(filter-out 12 13,$(CUDA)),$(error CUDA=$(CUDA): expected 12 or 13))
+$(if $(GPU),,$(if $(filter command,$(origin CUDA)),$(error CUDA=$(CUDA): expected GPU=1 beside it)))
 VENV := .venv$(if $(GPU),-gpu)
 MADE_FOR := $(if $(GPU),$(shell cat $(VENV)/cuda 2>/dev/null))
 $(if $(filter-out $(CUDA),$(MADE_FOR)),$(error CUDA=$(CUDA): $(VENV) is for CUDA $(MADE_FOR), expected CUDA=$(MADE_FOR), or rm -rf $(VENV) first))

@@ -139,6 +139,7 @@ def test_a_gpu_has_its_packages_in_an_environment_of_its_own(project, flags, fol
     [
         (["GPU=cuda12"], "GPU=cuda12: expected 1, and CUDA=12 or CUDA=13."),
         (["GPU=1", "CUDA=11"], "CUDA=11: expected 12 or 13."),
+        (["CUDA=12"], "CUDA=12: expected GPU=1 beside it."),
         (["GPU=1", "CUDA=12"], "CUDA=12: .venv-gpu is for CUDA 13, expected CUDA=13, or rm -rf"),
     ],
 )

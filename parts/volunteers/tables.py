@@ -75,10 +75,10 @@ def runtime_of(run: "Run") -> StoreRuntime:
 
 def rules(run: "Run") -> None:
     """Check that a run over a store is one that volunteers can train."""
-    store = runtime_of(run).store
     if run.links.clock != "store":
-        if store:
-            raise wrong(("runtime", "store"), f"none with links.clock = {run.links.clock}")
+        for key in ("store", "volunteer_key", "from_state"):
+            if getattr(runtime_of(run), key):
+                raise wrong(("runtime", key), f"none with links.clock = {run.links.clock}")
         return
     config, peers = run.config, run.peers
     faults = [fault for fault in run.faults.schedule if not fault.changes_only_message]

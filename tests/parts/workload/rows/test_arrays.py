@@ -281,6 +281,7 @@ BAD_FILES = {
 }  # fmt: skip
 
 
+@pytest.mark.filterwarnings("error")  # which would stand before that line
 @pytest.mark.parametrize("case", BAD_FILES)
 def test_a_bad_file_is_refused_in_one_line_with_its_name(tmp_path, case, monkeypatch):
     name, content, expected = BAD_FILES[case]
