@@ -31,8 +31,8 @@ def values(dtype: str, *shape: int) -> np.ndarray:
     """Values of any bits that are finite."""
     if dtype == "bool":
         return RNG.integers(0, 2, shape).astype(bool)
-    found = np.frombuffer(RNG.bytes(np.dtype(dtype).itemsize * int(np.prod(shape))), dtype)
-    found = found.reshape(shape).copy()
+    size = np.dtype(dtype).itemsize * int(np.prod(shape))
+    found = np.frombuffer(RNG.bytes(size), dtype).reshape(shape).copy()
     if found.dtype.kind not in "iu":
         with np.errstate(invalid="ignore"):
             found[~np.isfinite(found)] = -0.0
@@ -45,11 +45,11 @@ def some(count: int = 10) -> dict[str, np.ndarray]:
 
 def write(path: Path, arrays: Mapping[str, np.ndarray]) -> Path:
     """A file of each kind; of .npy a folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".safetensors":
+        path.parent.mkdir(parents=True, exist_ok=True)
         save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, path)
     else:
-        path.mkdir()
+        path.mkdir(parents=True)
         for name, array in arrays.items():
             np.save(path / f"{name}.npy", array)
     return path
@@ -57,8 +57,7 @@ def write(path: Path, arrays: Mapping[str, np.ndarray]) -> Path:
 
 def fetch(path: Path, folder: Path, percent=None, limit=None):
     where = DataArrays(path=str(path), held_out_percent=percent, shuffle=IN_ORDER)
-    fetched = fetch_into(folder, where, limit)
-    write_shards(folder, fetched)
+    write_shards(folder, fetched := fetch_into(folder, where, limit))
     return fetched
 
 
