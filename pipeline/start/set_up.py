@@ -70,7 +70,10 @@ class Setup:
     def operations(self) -> Hash:
         """Hash of the operations of a set-up run by rules, from which all of its bits follow."""
         count = self.run.peers.count
-        hashes = self.programs.operations(self.work((0, 0), count).rows_MB, count)
+        no_row = self.data.take(np.arange(0))  # a bundle may lack any that was named here
+        row = jax.tree.map(lambda x: np.zeros((1, *x.shape[1:]), x.dtype), no_row)
+        most, size = self.settings.closing.capacity(count), self.settings.micro_batch
+        hashes = self.programs.operations(self.programs.work(row, most, size).rows_MB, count)
         checkpoint = self.run.llm.checkpoint
         if isinstance(checkpoint, runfile.CheckpointInit) and self.subject.begins is None:
             drawn = partial(fresh_params, *hf.model_of(self.model, "model"))
