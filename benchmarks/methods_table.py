@@ -2,8 +2,8 @@
 
 python -m benchmarks.methods_table [data/compare/NAME]
 
-Between `<!-- methods-more: losses -->` and `<!-- end -->` stands what this makes of
-benchmarks/methods-more.seeds.csv. With the table of a comparison, its results and its file in
+Between `<!-- methods-failures: losses -->` and `<!-- end -->` stands what this makes of
+benchmarks/methods-failures.seeds.csv. With the table of a comparison, its results and its file in
 params/ replace benchmarks/methods.* first. The picture is drawn anew.
 """
 
@@ -176,7 +176,7 @@ def rules(name: str) -> Iterator[str]:
 
 def pairs(name: str) -> Iterator[str]:
     """Yield the losses of methods where nothing fails, and their differences, all tested."""
-    by_row = {method: one for (method, _), one in _by_row(name)[1].items() if None not in one}
+    by_row = {method: one for (method, _), one in _by_row(name)[1].items()}
     ordered = dict(sorted(by_row.items(), key=lambda item: statistics.fmean(item[1])))
     labels = _labels(name)
     found = differences(ordered)
@@ -189,11 +189,11 @@ def pairs(name: str) -> Iterator[str]:
     yield from _markdown(heads, list(cells.values()))
 
 
-def _by_row(name: str) -> tuple[list[str], dict[Key, list]]:
-    """Return the failures, and the losses of each row by seed; None of one that diverged."""
-    by_row: dict[Key, list] = {}
+def _by_row(name: str) -> tuple[list[str], dict[Key, list[float]]]:
+    """Return the failures, and the losses of each row by seed."""
+    by_row: dict[Key, list[float]] = {}
     for line in sorted(lines(f"{name}.seeds.csv"), key=lambda line: int(line["seed"])):
-        by_row.setdefault((line["method"], line["failure"]), []).append(_number(line["loss"]))
+        by_row.setdefault((line["method"], line["failure"]), []).append(float(line["loss"]))
     return [*dict.fromkeys(failure for _, failure in by_row)], by_row
 
 
@@ -211,7 +211,7 @@ def _grid(name: str, failures: Sequence[str], cells: dict[Key, str]) -> Iterator
 
 
 def _differences(
-    name: str, failures: Sequence[str], by_row: dict[Key, list], pairs: list[tuple[Key, Key]]
+    name: str, failures: Sequence[str], by_row: dict[Key, list[float]], pairs: list[tuple[Key, Key]]
 ) -> Iterator[str]:
     named = {" ".join(key): losses for key, losses in by_row.items()}
     found = differences(named, [(" ".join(a), " ".join(b)) for a, b in pairs])
@@ -219,9 +219,8 @@ def _differences(
     yield from _grid(name, failures, cells)
 
 
-def _loss(seeds: Sequence[float | None]) -> str:
-    finite = [loss for loss in seeds if loss is not None]
-    return f"{statistics.fmean(finite):.3f} ± {statistics.stdev(finite):.3f}"
+def _loss(seeds: Sequence[float]) -> str:
+    return f"{statistics.fmean(seeds):.3f} ± {statistics.stdev(seeds):.3f}"
 
 
 def _bold(pair: Difference) -> str:
