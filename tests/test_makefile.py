@@ -146,7 +146,7 @@ def test_a_gpu_has_its_packages_in_an_environment_of_its_own(project, flags, fol
 def test_a_cuda_that_there_is_not_is_one_line(project, flags, said):
     (project / ".venv-gpu").mkdir()
     (project / ".venv-gpu" / "cuda").write_text("13\n")
-    assert said in make(project, *flags).stderr
+    assert (done := make(project, *flags)).returncode and said in done.stderr
 
 
 def test_an_environment_that_was_copied_with_its_checkout_is_one_line(project):
