@@ -14,6 +14,7 @@ The precision is how many bits an operand keeps:
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jax
@@ -34,6 +35,9 @@ BLOCK = 2 ** (24 - 2 * FEW_BITS)  # terms
 UNITS = np.float32(1.5 * 2.0**23)
 AT_ONCE = 16  # blocks whose products are held at a time
 LEAST = -63  # a unit is at least 2^this, since products of units must be normal numbers
+# Named, since JAX's default is the user's: the operations of a run by rules are the same for all.
+_product = partial(lax.dot_general, precision=lax.Precision.HIGHEST)
+_convolution = partial(lax.conv_general_dilated, precision=lax.Precision.HIGHEST)
 
 
 def in_float64(x: jax.Array, y: jax.Array, dimensions: DotDimensions) -> jax.Array:
@@ -46,8 +50,7 @@ def in_float64(x: jax.Array, y: jax.Array, dimensions: DotDimensions) -> jax.Arr
     bits = _bits_kept(terms)
     with jax.enable_x64(True):
         operands = [rounded(z, unit_of(z, axes, bits)) for z, axes in ((x, over_x), (y, over_y))]
-        exact = lax.dot_general(*operands, dimensions)
-        return lax.convert_element_type(exact, np.float32)
+        return lax.convert_element_type(_product(*operands, dimensions), np.float32)
 
 
 def in_blocks(x: jax.Array, y: jax.Array, dimensions: DotDimensions) -> jax.Array:
@@ -90,7 +93,7 @@ def convolution(x: jax.Array, kernel: jax.Array, settings: dict[str, Any]) -> ja
              "feature_group_count", "batch_group_count")  # fmt: skip
     with jax.enable_x64(True):
         operands = [rounded(z, unit_of(z, tuple(range(z.ndim)), bits)) for z in (x, kernel)]
-        exact = lax.conv_general_dilated(*operands, **{name: settings[name] for name in names})
+        exact = _convolution(*operands, **{name: settings[name] for name in names})
         return lax.convert_element_type(exact, np.float32)
 
 
@@ -147,11 +150,11 @@ def _dot(x: jax.Array, y: jax.Array, dimensions: DotDimensions) -> jax.Array:
     """
 
     def in_float32(x: jax.Array, y: jax.Array) -> jax.Array:
-        return lax.dot_general(x, y, dimensions, precision=lax.Precision.HIGHEST)
+        return _product(x, y, dimensions)
 
     def on_tensor_cores(x: jax.Array, y: jax.Array) -> jax.Array:
         operands = (lax.convert_element_type(z, jnp.bfloat16) for z in (x, y))
-        return lax.dot_general(*operands, dimensions, preferred_element_type=np.float32)
+        return _product(*operands, dimensions, preferred_element_type=np.float32)
 
     return lax.platform_dependent(x, y, cuda=on_tensor_cores, default=in_float32)
 

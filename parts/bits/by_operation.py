@@ -89,9 +89,7 @@ class _Taking(Opened):
 
 
 def by_operation(
-    function: Callable[..., Any],
-    heard: Callable[[TakenOperation], None],
-    names: Sequence[str] = (),
+    function: Callable[..., Any], heard: Callable[[TakenOperation], None], names: Sequence[str] = ()
 ) -> Callable[..., Any]:
     """Return a function by rules that takes its operations one after the other.
 

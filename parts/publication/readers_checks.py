@@ -173,7 +173,6 @@ def _verify_stored(context: typer.Context, limits: Limits) -> Verified | None:
     """Return what is known of a run of volunteers; None if the source is something else."""
     asked = context.params
     source, follow, replays = asked["source"], asked["follow"], asked["replays"] or ()
-    # Others are no address of a store, and a part's JAX would be read before its settings are made.
     for part in STORED_VERIFICATIONS if "://" in source else ():
         if part.is_run(source, limits.network):
             idle = OF_PUBLICATION + OF_WORKLOAD

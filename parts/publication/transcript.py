@@ -134,10 +134,7 @@ def unpack_file(source: Path, target: Path, size: int) -> None:
 def _unpacked(source: Path, size: int) -> Iterator[bytes]:
     """Yield the content of a transcript's gzip file, which has `size` bytes."""
     left = size
-    with (
-        expecting(source, "a gzip file", OSError, EOFError, zlib.error),
-        gzip.open(source) as file,
-    ):
+    with expecting(source, "a gzip file", OSError, EOFError, zlib.error), gzip.open(source) as file:
         while piece := file.read(min(PIECE, left + 1)):  # a byte more: whether there is one
             left -= len(piece)
             if left < 0:

@@ -24,8 +24,7 @@ volunteer = typer.Typer(
 app.add_typer(volunteer, name="volunteer", rich_help_panel=IN_PROGRESS)
 
 Where = Annotated[
-    str,
-    typer.Argument(metavar="STORE", help="The run's folder: file:///, s3:// or https://."),
+    str, typer.Argument(metavar="STORE", help="The run's folder: file:///, s3:// or https://.")
 ]
 KeyFile = Annotated[Path, typer.Option("--key", help="File of your key, which nobody else reads.")]
 FromState = Annotated[

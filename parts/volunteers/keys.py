@@ -10,12 +10,8 @@ from pathlib import Path
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric.ed25519 import (
-    Ed25519PrivateKey as PrivateKey,
-)
-from cryptography.hazmat.primitives.asymmetric.ed25519 import (
-    Ed25519PublicKey as PublicKey,
-)
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey as PrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey as PublicKey
 
 from lockstep.errors import LockstepError, brief, expecting
 from lockstep.files import check_regular_file, read_bytes
@@ -38,9 +34,7 @@ def create(path: Path) -> PrivateKey:
     """
     key = PrivateKey.generate()
     content = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     with expecting(path, "to write a new file there"):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -3,8 +3,4 @@
 from parts.workload.rows import arrays, files
 from parts.workload.tables import DataArrays, DataFiles, DataWorkload
 
-PROVIDERS = {
-    DataArrays: arrays.PROVIDER,
-    DataFiles: files.PROVIDER,
-    DataWorkload: arrays.PROVIDER,
-}
+PROVIDERS = {DataArrays: arrays.PROVIDER, DataFiles: files.PROVIDER, DataWorkload: arrays.PROVIDER}

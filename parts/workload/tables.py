@@ -7,16 +7,7 @@ from pydantic import Field, JsonValue, model_validator
 from lockstep.methods.card import Setting
 from lockstep.methods.dense import Dense
 from lockstep.methods.diloco import Fragmented
-from lockstep.tables.table import (
-    U32,
-    AsTuple,
-    Distinct,
-    Name,
-    Positive,
-    Table,
-    Url,
-    wrong,
-)
+from lockstep.tables.table import U32, AsTuple, Distinct, Name, Positive, Table, Url, wrong
 from pipeline.runfile.checkpoint import CheckpointEphemeral, CheckpointRun
 from pipeline.runfile.data import AnyShuffle, Data, HeldOutPercent
 from pipeline.runfile.strangers_values import FREE, NEVER, SAID, AnswerRow

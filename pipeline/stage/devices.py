@@ -17,8 +17,10 @@ import hashlib
 import importlib.util
 import json
 import os
+import sys
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from lockstep.errors import LockstepError, RequestError, brief
@@ -111,6 +113,11 @@ def prepare_alone() -> None:
     if not flags.startswith(ours):  # a process of a peer inherits them from the trainer
         os.environ["XLA_FLAGS"] = f"{ours} {flags}".strip()
     os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "highest")  # never TF32
+    if jax := sys.modules.get("jax"):  # a part that had it imported may have been asked before
+        for name in ("jax_default_matmul_precision", "jax_num_cpu_devices"):
+            if value := os.environ.get(name.upper()):
+                with suppress(RuntimeError):  # of devices in use, which stay
+                    jax.config.update(name, int(value) if value.isdecimal() else value)
 
 
 def leave_out_settings() -> None:

@@ -6,13 +6,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TypeVar
 
-from parts.volunteers.store.verbs import (
-    MOST_NAMES,
-    AwaitedError,
-    MissedError,
-    Store,
-    StoredObject,
-)
+from parts.volunteers.store.verbs import MOST_NAMES, AwaitedError, MissedError, Store, StoredObject
 from pipeline.net.limits import UnreachableError
 from pipeline.stage import signals
 

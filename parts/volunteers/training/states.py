@@ -113,10 +113,7 @@ class OwnStates:
         content = sign(said, self.key, layout.SHOWN_BYTES)
         store, name = self.store.store, layout.of_peer(step, self.peer, "shown")
         # signed though others may have put other bytes there, so that it costs no slot
-        for put in (
-            lambda: chunks.put(store, folder, path),
-            lambda: store.create(name, content),
-        ):
+        for put in (lambda: chunks.put(store, folder, path), lambda: store.create(name, content)):
             try:
                 self.store.patiently(put, at_once=False)
             except LockstepError as error:  # it costs no round

@@ -16,13 +16,7 @@ import numpy as np
 from lockstep.errors import LockstepError, expecting
 from lockstep.files import sha256_file, writes
 from lockstep.machine.progress import Progress
-from parts.workload.rows.writing import (
-    RowShards,
-    counts_of,
-    held_out_rows,
-    most_rows,
-    warnings_of,
-)
+from parts.workload.rows.writing import RowShards, counts_of, held_out_rows, most_rows, warnings_of
 from parts.workload.tables import DataFiles
 from pipeline.net.errors import check_name
 from pipeline.sources.provider import (

@@ -9,6 +9,7 @@ import pytest
 
 from lockstep.same_bits.evaluation import same_bits
 from lockstep.same_bits.operations import hash_of_operations
+from lockstep.same_bits.products import in_blocks, in_float64
 
 X = jax.ShapeDtypeStruct((4, 4), np.float32)
 TABLE = np.arange(16, dtype=np.float32).reshape(4, 4)
@@ -68,3 +69,14 @@ def test_what_changes_a_number_changes_the_hash(name):
 def test_shapes_are_in_the_hash():
     function, wide = lambda x: x + 1, jax.ShapeDtypeStruct((4, 5), np.float32)
     assert hashes([function]) != hashes([function], wide)
+
+
+@pytest.mark.parametrize("numbers", [in_float64, in_blocks])
+def test_a_products_precision_is_named_not_the_users(numbers):
+    def function(x):
+        return x @ x + jax.lax.conv(x[None, None], x[None, None, :1, :1], (1, 1), "SAME")[0, 0]
+
+    with jax.default_matmul_precision("highest"):
+        highest = hash_of_operations(same_bits(function, numbers), X)
+    with jax.default_matmul_precision("bfloat16"):
+        assert hash_of_operations(same_bits(function, numbers), X) == highest

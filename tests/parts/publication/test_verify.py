@@ -11,6 +11,7 @@ from parts.publication import layout, publish
 from parts.publication.claims import VerifyOutcome
 from pipeline import version
 from pipeline.recheck import outputs
+from pipeline.stage import devices
 from pipeline.stage.artifacts import Paths
 from tests import tiny
 from tests.parts.publication.published_run import STAGES, TRANSCRIPT, print_of, refusal, verify
@@ -169,6 +170,8 @@ def test_on_another_machine_its_windows_are_stated_and_it_says_why(published, mo
     monkeypatch.setenv("JAX_DEFAULT_MATMUL_PRECISION", "float32")  # the same bits on a CPU
     claim = verify(published.folder).claim("not_comparable")
     assert claim.kind == "stated" and "matmul_precision is 'float32' here" in claim.values["why"]
+    monkeypatch.undo()
+    devices.prepare_alone()  # which tells the tests' JAX
 
 
 @pytest.mark.soak

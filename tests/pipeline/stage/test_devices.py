@@ -18,7 +18,9 @@ def environment(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(2), raising=False)
     monkeypatch.setattr(cores, "CGROUP", Path("nowhere"))
-    return monkeypatch
+    yield monkeypatch
+    monkeypatch.undo()
+    devices.prepare_alone()  # which tells the tests' JAX
 
 
 @pytest.mark.parametrize(
@@ -101,6 +103,17 @@ def test_of_jaxs_variables_only_those_stay_that_change_no_result_or_are_recorded
     assert os.environ["JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES"] == ""
     assert not os.environ.keys() & set(go)
     assert {name: os.environ[name] for name in stay} == stay
+
+
+def test_a_jax_imported_before_is_told_what_it_would_have_read():
+    program = """import os, jax
+from pipeline.stage import devices
+from tests import tiny
+os.environ["JAX_NUM_CPU_DEVICES"] = "2"
+devices.prepare(tiny.parsed(peers__threads=3))
+print(jax.config.jax_default_matmul_precision, jax.device_count())"""
+    unset = f"import os; os.environ.pop('JAX_DEFAULT_MATMUL_PRECISION', 0); {program}"
+    assert tiny.python("-c", unset).stdout == "highest 2\n"
 
 
 @pytest.mark.parametrize(
