@@ -40,7 +40,7 @@ Key = tuple[str, str]  # a method, and what fails
 MARKS = ("method", "failure", "seed")
 FEW = 0.1  # bits per parameter and step, of the method that README's first sentence is about
 MOST = 10  # rows that a reader of the picture takes in; of more, README's
-SHOWN = ("muon", "adamw-groups", "diloco-muon", "ada-distro", "diloco-muon-signs")
+SHOWN = ("muon", "adamw-groups", "diloco-muon", "diloco-muon-signs")
 SHOWN += ("sparseloco-muon", "adamw", "distro")
 OMITTED = "stated", "bits received", "hours for the same tokens", "tokens per second", "memory"
 FIRST = (
@@ -140,7 +140,7 @@ def short(name: str) -> Iterator[str]:
             ratios = [needs[f"equal_loss_{name}_ratio"] for name in ("bytes_up", "tokens")]
             cells.append(
                 (
-                    row.label + "*" * compare.methods[row.method].ours,
+                    row.label,
                     f"**{loss}**" if row in best else loss,
                     f"{row.bits('bytes_up'):.2g}",
                     *("–" if ratio is None else f"{ratio:.3g}" for ratio in ratios),

@@ -448,7 +448,7 @@ def test_a_power_of_an_exponent_that_int32_does_not_hold_is_named():
 
 
 SEVERAL = [  # of each kind of operation some; `make soak` takes all
-    "adamw", "ada_distro_of_layers", "decoupled_cgad", "diloco_sign", "distro_of_values",
+    "adamw", "decoupled_cgad", "diloco_sign", "distro_of_layers", "distro_of_values",
     "muon_of_layers", "rate_cosine", "rule_centered_clip", "rule_rda", "sparseloco",
     "sparta_diloco", "streaming_diloco",
 ]  # fmt: skip
