@@ -16,6 +16,7 @@ from lockstep.same_bits.elementary import Arithmetic
 from lockstep.same_bits.evaluation import same_bits, without_rule
 from lockstep.same_bits.products import in_blocks, in_float64
 from lockstep.same_bits.sums import add_once, scatter_add, total
+from tests import tiny
 from tests.lockstep.same_bits import merges
 
 STEP = jnp.int32(1)
@@ -294,6 +295,15 @@ def test_bfloat16_is_computed_in_float32_and_rounded_once():
     for one, exact in zip(found, function(*wide), strict=True):
         np.testing.assert_allclose(np.float64(one), np.float64(exact), rtol=2.0**-8, atol=2.0**-9)
     assert without_rule(function, x, y) == set()
+
+
+def test_a_sum_in_bfloat16_is_rounded_before_it_is_used_whatever_xla_is_told():
+    program = """import jax.numpy as jnp, numpy as np
+from lockstep.same_bits.evaluation import same_bits
+x, y, z = np.random.default_rng(0).normal(size=(3, 64)).astype(jnp.bfloat16)
+found = same_bits(lambda x, y, z: ((x + y) * z, x - y - z))(x, y, z)
+assert (np.asarray(found) == [(x + y) * z, x - y - z]).all()"""
+    assert tiny.python("-c", program, XLA_FLAGS="").stderr == ""  # as who knows of no flag of ours
 
 
 def test_what_is_by_rules_stays_so_within_another_function():

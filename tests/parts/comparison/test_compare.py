@@ -5,8 +5,6 @@ import csv
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -154,13 +152,9 @@ def test_another_comparison_runs_under_snakemake_what_is_missing_and_its_table(c
 
 
 def snakemake(folder: Path, compare_file: str) -> str:
-    command = [sys.executable, "-m", "snakemake", "compare"]
-    command += ["--workflow-profile", str(plan_file.PROJECT / "profiles/default")]
-    done = subprocess.run(
-        [*command, "--config", f"compare={compare_file}"],
-        cwd=folder, env=tiny.environment(plan_file.PROJECT), capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
+    profile = "--workflow-profile", plan_file.PROJECT / "profiles/default"
+    named = "--config", f"compare={compare_file}"
+    done = tiny.python("-m", "snakemake", "compare", *profile, *named, cwd=folder)
     assert done.returncode == 0, done.stderr
     return done.stderr
 
