@@ -46,7 +46,7 @@ def test_the_sections_of_a_page_are_those_of_the_results(page):
 @pytest.mark.parametrize("name", ["methods.csv", "methods.pairs.csv"])
 def test_derived_results_are_those_of_seeds_and_curves(name):
     made, kept = list(csv.DictReader(io.StringIO(derived()[name]))), table(name)
-    assert len(made) == len(kept) > 10
+    assert len(made) == len(kept) >= 10
     for one, other in zip(made, kept, strict=True):
         assert one.keys() == other.keys()
         for column, value in one.items():
