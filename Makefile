@@ -12,7 +12,7 @@ VENV := .venv$(if $(GPU),-gpu)
 MADE_FOR := $(if $(GPU),$(shell cat $(VENV)/cuda 2>/dev/null))
 $(if $(filter-out $(CUDA),$(MADE_FOR)),$(error CUDA=$(CUDA): $(VENV) is for CUDA $(MADE_FOR), expected CUDA=$(MADE_FOR), or rm -rf $(VENV) first))
 # Its programs and its install name the folder that it was made in: in a copy they run the first's code.
-MADE_IN := $(shell made=$$(sed -n 's/^command = .* -m venv //p' $(VENV)/pyvenv.cfg 2>/dev/null); test -z "$$made" || test "$$made" -ef $(VENV) || echo "$$made")
+MADE_IN := $(shell made=$$(sed -n 's/^command = .* -m venv \(--[^ ]* \)*//p' $(VENV)/pyvenv.cfg 2>/dev/null); test -z "$$made" || test "$$made" -ef $(VENV) || echo "$$made")
 $(if $(filter-out clean,$(or $(MAKECMDGOALS),repro)),$(if $(MADE_IN),$(error $(CURDIR)/$(VENV): made as $(MADE_IN), expected one made here: make clean, then make again)))
 # What the pinned versions support: with a GPU they are those of JAX 0.11.
 LEAST := $(if $(GPU),3.12,3.11)

@@ -2,7 +2,6 @@
 
 import models as models
 from lockstep.errors import LockstepError as LockstepError
-from lockstep.optim.compressed.ada_distro import ada_distro as ada_distro
 from lockstep.optim.compressed.compressor import Compressor as Compressor
 from lockstep.optim.compressed.distro import CompressedMomentum as CompressedMomentum
 from lockstep.optim.compressed.distro import demo as demo
@@ -12,7 +11,6 @@ from lockstep.optim.dense import dense as dense
 from lockstep.optim.dense import from_optax as from_optax
 from lockstep.optim.dense import muon as muon
 from lockstep.optim.dense import sgd as sgd
-from lockstep.optim.directions import StepDirection as StepDirection
 from lockstep.optim.local.local_steps import diloco as diloco
 from lockstep.optim.local.local_steps import fedavg as fedavg
 from lockstep.optim.local.local_steps import local_steps as local_steps

@@ -32,9 +32,9 @@ def commit() -> str | None:
 
 
 def _git(*arguments: str) -> str | None:
-    """Return git's output for the version, or None if git is missing or distrusts the folder."""
-    try:
-        command = ["git", "-C", str(CHECKOUT), *arguments]
+    """Return git's output for the version of this code, whosever it is; None if git is missing."""
+    try:  # named, or git takes none of another user's, and in a hook the hook's
+        command = ["git", "-C", str(CHECKOUT), "--git-dir=.git", "--work-tree=.", *arguments]
         return subprocess.run(command, capture_output=True, check=True, text=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None

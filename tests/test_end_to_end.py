@@ -74,8 +74,7 @@ def test_a_peer_that_flips_signs_is_named_and_its_run_refused(tmp_path):
 
 
 def test_an_extended_run_is_bit_for_bit_the_longer_run(tmp_path):
-    # what messages are under way belongs to the state too, and what AdaDistro keeps
-    changes = {"peers__overlap": 2, "model__LLM__optimizer": tiny.ADA_DISTRO}
+    changes = {"peers__overlap": 2}  # what messages are under way belongs to the state too
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     run_file, root = tiny.start(whole, config__total_steps=6, **changes)
     tiny.make(run_file, root, *UP_TO_VERDICT)

@@ -50,6 +50,8 @@ def test_between_releases_the_version_says_the_commit_and_whether_the_source_is_
     assert version.with_commit() == f"1.2.0.dev0+{commit}"
     assert version.commit() == git("rev-parse", "HEAD")
     source.write_text("2")
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")  # whoever has made the checkout
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "another"))  # as in a hook of git
     assert version.with_commit() == f"1.2.0.dev0+{commit}.changed"
     assert version.commit() is None
     Version(version.with_commit())  # as packaging reads it

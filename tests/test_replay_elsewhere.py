@@ -27,7 +27,6 @@ def train(folder: Path, data: Path, devices: int) -> tuple[Path, Path]:
         config__init_min_clients=4,
         config__global_batch_size_start=4,
         model__LLM__max_seq_len=128,
-        model__LLM__optimizer=tiny.ADA_DISTRO,  # all that DisTrO does, and matrix products besides
         model__LLM__checkpoint={"Init": {"seed": 0, "config": MODEL}},
         peers__count=4,
         peers__micro_batch=1,

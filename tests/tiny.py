@@ -100,17 +100,6 @@ SPARSELOCO = {
 PLACES = {"share": 0.3, "seed": 0}
 SPARTA = {"SPARTA": {**LOCAL_STEPS, **PLACES, "selector": "partitioned"}}
 SPARTA_DILOCO = {"SPARTADiLoCo": {**LOCAL_STEPS, **PLACES, **OUTER, "outer_every": 3}}
-ADA_DISTRO = {
-    "AdaDistro": {
-        "compression_decay": 0.95,
-        "compression_topk": 4,
-        "compression_chunk": 8,
-        "quantize_1bit": True,
-        "second_moment_decay": 0.95,
-        "update": "orthogonal",
-        "step_scale": {"layers": 0.5, "lm_head": 2.0},
-    }
-}
 
 
 BY_TIME = {"epoch_time": 8, "warmup_time": 5, "max_round_train_time": 5, "cooldown_time": 1}

@@ -99,17 +99,15 @@ AnyDense = one_of(Dense)
 
 ADAMW = {"betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1, "clip_grad_norm": 1.0}
 ADAMW_20M = StatedRate(20_000_000, 4e-4, "params/fineweb-10bt.toml")
-STEP_SCALE = {"layers": 0.075, "lm_head": 2.0}
-LARGER_STEPS = StatedRate(LARGER, 1.6e-2, MEASURED)
 _FILE = "params/adamw.toml"
 CARDS = (
     Card("adamw", OptimizerAdamW, ADAMW, _FILE, stated(_FILE, 1.5e-3, ADAMW_20M)),
     Card(
         "muon",
         OptimizerMuon,
-        ADAMW | {"momentum": 0.95, "step_scale": STEP_SCALE},
+        ADAMW | {"momentum": 0.95, "step_scale": {"layers": 0.075, "lm_head": 2.0}},
         MEASURED,
-        stated(MEASURED, 3.2e-2, LARGER_STEPS),
+        stated(MEASURED, 3.2e-2, StatedRate(LARGER, 1.6e-2, MEASURED)),
     ),
     Card(
         "sgd",

@@ -256,7 +256,7 @@ def muon(  # noqa: PLR0913 - Adam's settings are among them
         d       = Adam's direction of g                             embeddings, head, norms
 
     with O(.) the nearest orthogonal matrix, scaled to an rms of about 1 (`orthogonal`): as long a
-    step as a sign's, so that step_scale means what it means in AdaDistro.
+    step as a sign's, so that step_scale means what it means in DisTrO.
 
     Leaves of the groups in `stacked` carry a leading layer axis.
 

@@ -1,14 +1,8 @@
-"""Directions and lengths of vectors, huge ones too, and the direction of an optimizer's step."""
-
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+"""Directions and lengths of vectors, huge ones too."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-
-from lockstep.optim import expect
-from lockstep.optim.optimizer import KeyPath, group_of
 
 LENGTH_UNIT = 2.0**24  # the unit of `Sized.length`: a norm of many large numbers exceeds float32
 
@@ -90,34 +84,3 @@ def orthogonal(x: jax.Array) -> jax.Array:
     y = jax.lax.fori_loop(0, NEWTON_SCHULZ_STEPS, step, y)
     nearest: jax.Array = (y.mT if tall else y) * max(x.shape[-2:]) ** 0.5
     return nearest
-
-
-@dataclass(frozen=True)
-class StepDirection:
-    """The direction and the length of each parameter's step, of its weight decay too.
-
-    Attributes:
-      update: "sign"; or "orthogonal" for the matrices of layers, and the sign for the rest.
-      scale: Factor of the steps of a group, 1 where it is not named; a group is a top-level name of
-        the params, such as "embed".
-      stacked: Groups whose leaves carry a leading layer axis.
-    """
-
-    update: str = "sign"
-    scale: Mapping[str, float] = field(default_factory=dict)
-    stacked: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        expect.one_of("update", self.update, ("sign", "orthogonal"))
-        expect.by_group(expect.rates, scale=self.scale)
-        expect.groups(stacked=self.stacked)
-
-    def __call__(self, path: KeyPath, x: jax.Array) -> jax.Array:
-        """Return the step's direction for the parameter at `path`, of the decoded mean x."""
-        matrices = group_of(path) in self.stacked and x.ndim > 2
-        return orthogonal(x) if matrices and self.update == "orthogonal" else jnp.sign(x)
-
-    @property
-    def dtype(self) -> type:
-        """Dtype in which steps' directions can be stored: there are as many as params."""
-        return np.int8 if self.update == "sign" else np.float32

@@ -123,7 +123,7 @@ def simulate(  # noqa: PLR0913 - whoever calls it names them
         optimizer goes by a rule, and what has none is refused by its name and line.
       product_bits: `[peers] product_bits`: 20 or 8, the precision of products of matrices.
       stacked: Top-level names of params whose arrays have a leading axis of layers, for
-        Muon's and AdaDistro's matrices, and the blocks of DisTrO and SparseLoCo; none with others.
+        Muon's matrices, and the blocks of DisTrO and SparseLoCo; none with others.
       eval_every: Rounds between measurements of eval_data.
       correlation_every: Rounds between correlations of the peers' local params; None for none.
       log_dir: Where train.csv, validation.csv, correlation.csv and config.json are written.

@@ -327,18 +327,18 @@ class Processes(Carrier):
         process = self._of.setdefault(place, _Process())
         process.starts += 1
         peer, rank = place
-        command = [sys.executable, "-m", f"{__package__}.commands"]
+        path = os.pathsep.join(sys.path)  # ours, without the current folder: a user's may be alike
+        command = [sys.executable, "-P", "-m", f"{__package__}.commands"]
         command += ["--parent-pid", str(os.getpid()), "--connect", self.hub.address]
-        command += ["--backend", self.backend, "--world-size", str(self.ranks)]
-        command += ["--secret", os.fspath(self.hub.secrets.path(peer))]
-        command += ["--peer", str(peer), "--rank", str(rank)]
+        command += ["--backend", self.backend, "--world-size", str(self.ranks), "--rank", str(rank)]
+        command += ["--secret", os.fspath(self.hub.secrets.path(peer)), "--peer", str(peer)]
         with open(self._log(place), "ab") as file:
             process.child = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
-                env={**os.environ, **self.environment_of(place)},
+                env={**os.environ, "PYTHONPATH": path, **self.environment_of(place)},
                 start_new_session=True,  # Ctrl-C is the trainer's, which ends them in order
             )
 

@@ -19,7 +19,7 @@ from lockstep.tables.table import (
     text,
     wrong,
 )
-from lockstep.tables.validation import choices, validate
+from lockstep.tables.validation import validate
 from parts.comparison.search import RATE, limit
 from pipeline.toml_file import read_toml
 
@@ -41,15 +41,11 @@ class Method(Table):
     """Optimizer whose table the settings change, by the name of its card (lockstep/methods)."""
     settings: dict[str, Any] = {}
     """Keys of its table in a run file, with other values than the card's."""
-    without: Annotated[tuple[str, ...], AsTuple] = ()
-    """Keys of the card that its table does not have, as `second_moment_decay`."""
     peers: ChangedPeers = {}
     """Keys of [peers] with other values than the comparison's, as `aggregation` or `bits`, but for
     `seed` and `count`."""
     label: Annotated[str, text(80)] | None = None
     """What tables and plots call it; by default its name."""
-    ours: bool = False
-    """Whether it is this project's own, which no paper has."""
     grace: NotNegative | None = None
     """With a failure, `grace_seconds` as a multiple of what a round takes without one."""
     search: Annotated[dict[str, NotNegative], Field(min_length=1)]
@@ -63,10 +59,6 @@ class Method(Table):
         if off := [key for key, start in self.search.items() if not 0.0 < start < limit(key)]:
             below = f"above 0 and below {limit(off[0]):g}".removesuffix(" and below inf")
             raise wrong(("search", off[0]), f"{below}; what is not tuned belongs in settings")
-        keys = CARDS[self.recipe].settings
-        if other := [number for number, key in enumerate(self.without) if key not in keys]:
-            known = choices(keys, self.without[other[0]])
-            raise wrong(("without", other[0]), f"a key of {self.recipe}'s card, one of {known}")
         if alike := self.peers.keys() & {"seed", "count"}:
             raise wrong(("peers", min(alike)), "no such key: it is the same for all methods")
         return self

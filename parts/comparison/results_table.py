@@ -183,7 +183,6 @@ def record(compare: Compare, row: Row, table: Sequence[Row]) -> dict[str, Any]:
     return {
         "method": row.method,
         "failure": row.failure,
-        "this_project": compare.methods[row.method].ours,
         **{
             f"{'tuned' if key in row.found.tuned else 'stated'}_{key}": value
             for key, value in row.found.values.items()
@@ -239,7 +238,7 @@ def made_of(compare: Compare, table: Sequence[Row], code: str, unit: str) -> str
         f"what the best method with whole gradients ({reference.label if reference else 'none'}) "
         "needs for the row's loss, as a multiple of what the row takes. Hours are simulated: "
         "training and links; the coordinator's stand beside. Tokens per second include start and "
-        "compilation, beside what else the machine did. A star: this project's own."
+        "compilation, beside what else the machine did."
     )
 
 
@@ -251,11 +250,10 @@ def tables(compare: Compare, table: Sequence[Row]) -> Iterator[TextTable]:
     """Yield the table without failures, and by failure those of losses, hours and tokens."""
     plain, known = plain_rows(table), {(row.method, row.failure): row for row in table}
     records = {key: record(compare, row, table) for key, row in known.items()}
-    names = {r.method: r.label + "*" * compare.methods[r.method].ours for r in plain}
     pairs = row_pairs(compare, table)
     behind = {other.worse: other for other in pairs if other.better == plain[0].method}
     cells = [_cells(row, records[row.method, NO_FAILURE], behind.get(row.method)) for row in plain]
-    lines = [(names[r.method], *c.values()) for r, c in zip(plain, cells, strict=True)]
+    lines = [(r.label, *c.values()) for r, c in zip(plain, cells, strict=True)]
     yield ("method", *cells[0]), lines
     if not compare.failures:
         return
@@ -272,7 +270,7 @@ def tables(compare: Compare, table: Sequence[Row]) -> Iterator[TextTable]:
         rows = []
         for row in plain:
             keys = [(row.method, failure) for failure in failures]
-            rows.append((names[row.method], *(cell(known[k], records[k]) for k in keys)))
+            rows.append((row.label, *(cell(known[k], records[k]) for k in keys)))
         yield (f"{title}, by what fails", *failures), rows
 
 

@@ -26,7 +26,7 @@ from parts.comparison.plan_file import FOLDER
 from parts.comparison.training_result import KEPT, TRAINED
 from parts.comparison.trainings import keys_of, text
 from pipeline.stage.artifacts import write_sealed
-from pipeline.stage.keys import OUT, PROJECT
+from pipeline.stage.keys import OUT
 from pipeline.stage.lock import hold
 
 INPUTS = ("download", "convert")
@@ -103,14 +103,14 @@ def _run(stage: str, run_file: Path, root: Path) -> int:
       DivergedError: The training diverged, by the exit status.
       LockstepError: It failed otherwise; the message is its last line.
     """
-    compiled = str((FOLDER / "compiled").absolute())
-    environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": compiled}
+    compiled, path = str((FOLDER / "compiled").absolute()), os.pathsep.join(sys.path)
+    environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": compiled, "PYTHONPATH": path}
     environment.pop("DVC_ROOT", None)  # work in progress is beside the training
-    command = [sys.executable, "-m", pipeline.__name__, stage]
+    command = [sys.executable, "-P", "-m", pipeline.__name__, stage]  # none of the user's folder
     command += ["--run", str(run_file.absolute()), "--root", str(root.absolute())]
     root.mkdir(parents=True, exist_ok=True)
     with open(root / f"{stage}.log", "wb") as log:
-        process = subprocess.Popen(command, cwd=PROJECT, env=environment, stdout=log, stderr=log)
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
         try:
             _, status, usage = os.wait4(process.pid, 0)
         except BaseException:

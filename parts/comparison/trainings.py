@@ -125,8 +125,7 @@ def card_of_method(compare: Compare, name: str, values: Mapping[str, float]) -> 
     """
     method, place = compare.methods[name], dotted(("methods", name))
     card = CARDS[method.recipe]
-    kept = {key: value for key, value in card.settings.items() if key not in method.without}
-    settings = copy.deepcopy(kept | method.settings)
+    settings = copy.deepcopy(card.settings | method.settings)
     for key, value in values.items():
         if key != search.RATE:
             *tables, last = key.split(".")

@@ -80,7 +80,7 @@ def new(  # noqa: PLR0913 - each is an option
         int | None, typer.Option(parser=count, help="Over a workload's data; by default 10.")
     ] = None,
     length: Annotated[
-        int | None, typer.Option(parser=count, help="Tokens of a sequence; by default the model's.")
+        int | None, typer.Option(parser=count, help="In tokens; by default the model's, to 2048.")
     ] = None,
     batch: Annotated[
         int | None, typer.Option(parser=count, help="Sequences of a round, over all peers.")

@@ -57,7 +57,7 @@ METHODS = (
     ProjectedMethod("SPARTA, SPARTA-DiLoCo", SPARTA, 1, summed=True),
     ProjectedMethod("SparseLoCo, 10 local steps", SPARSELOCO, 10, sparse=True),
     ProjectedMethod("DiLoCo, 12 local steps, signs", SIGNS, 12),
-    ProjectedMethod("DisTrO, AdaDistro", DISTRO, 1, sparse=True),
+    ProjectedMethod("DisTrO", DISTRO, 1, sparse=True),
 )
 
 

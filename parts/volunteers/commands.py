@@ -16,6 +16,7 @@ from pipeline.command_options import (
     Root,
     RunFile,
 )
+from pipeline.stage.untrusted_files import expand
 
 app = typer.Typer()
 volunteer = typer.Typer(
@@ -26,12 +27,14 @@ app.add_typer(volunteer, name="volunteer", rich_help_panel=IN_PROGRESS)
 Where = Annotated[
     str, typer.Argument(metavar="STORE", help="The run's folder: file:///, s3:// or https://.")
 ]
-KeyFile = Annotated[Path, typer.Option("--key", help="File of your key, which nobody else reads.")]
+KeyFile = Annotated[
+    Path, typer.Option("--key", help="Your key's file.", callback=lambda f: expand(str(f), "--key"))
+]
 FromState = Annotated[
     bool, typer.Option("--from-state", help="Merge only the rounds since the newest state.")
 ]
 # Outside of any checkout, whose files are committed and copied.
-USERS = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+USERS = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
 DEFAULT_KEY = Path(USERS, "lockstep", "volunteer.pem")
 FIRST_HOURS = 24  # that an admission signs at once
 
@@ -41,8 +44,7 @@ def key(file: KeyFile = DEFAULT_KEY) -> None:
     """Print your public key, which goes to who opened a run; the first time, make it."""
     from parts.volunteers import keys
 
-    private_key = keys.read(file) if file.exists() else keys.create(file)
-    print(keys.public_text(private_key))
+    print(keys.public_text(keys.read(file) if file.exists() else keys.create(file)))
 
 
 @volunteer.command("open")
@@ -71,14 +73,12 @@ def admit(
 ) -> None:
     """Give a slot of your run to who sent you its KEY, or end it."""
     from parts.volunteers import keys
-    from parts.volunteers.lab import opening
+    from parts.volunteers.lab import opening, signing
     from parts.volunteers.store.schemes import open_store
 
     run_store, lab = open_store(store), keys.read(file)
     print(f"admit: {opening.admit(run_store, peer, public, lab, because)}")
     if public is not None and store.startswith("s3://"):
-        from parts.volunteers.lab import signing
-
         print(f"admit: signed {signing.sign_run(run_store, lab, FIRST_HOURS, [peer])}")
 
 

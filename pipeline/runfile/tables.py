@@ -38,7 +38,7 @@ class Peers(Table):
     NVIDIA GPU, precision bfloat16 and scan_layers."""
     bits: Annotated[Bits, Field(exclude_if=lambda bits: bits == "machine")] = "machine"
     """Where a step has the same bits. machine: on machines like the one that trained. everywhere:
-    on every machine, since each operation follows a fixed rule; a step takes about twice as
+    on every machine, since each operation follows a fixed rule; a step takes 1.4 to 2 times as
     long. An audit compares bits, so that of machine is possible only on such a machine."""
     product_bits: Annotated[ProductBits, Field(exclude_if=lambda bits: bits == 20)] = 20
     """Precision, in bits, of the operands of the model's matrix products with bits = "everywhere".

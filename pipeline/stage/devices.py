@@ -114,7 +114,7 @@ def prepare_alone() -> None:
         os.environ["XLA_FLAGS"] = f"{ours} {flags}".strip()
     os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "highest")  # never TF32
     if jax := sys.modules.get("jax"):  # a part that had it imported may have been asked before
-        for name in ("jax_default_matmul_precision", "jax_num_cpu_devices"):
+        for name in ("jax_default_matmul_precision", "jax_num_cpu_devices", "jax_platforms"):
             if value := os.environ.get(name.upper()):
                 with suppress(RuntimeError):  # of devices in use, which stay
                     jax.config.update(name, int(value) if value.isdecimal() else value)

@@ -46,7 +46,7 @@ def test_the_sections_of_a_page_are_those_of_the_results(page):
 @pytest.mark.parametrize("name", ["methods.csv", "methods.pairs.csv"])
 def test_derived_results_are_those_of_seeds_and_curves(name):
     made, kept = list(csv.DictReader(io.StringIO(derived()[name]))), table(name)
-    assert len(made) == len(kept) > 10
+    assert len(made) == len(kept) >= 10
     for one, other in zip(made, kept, strict=True):
         assert one.keys() == other.keys()
         for column, value in one.items():
@@ -83,9 +83,9 @@ def test_means_and_what_whole_gradients_need_are_numpys():
 
 def test_what_is_told_apart_is_holms_decision():
     """Step by step: the smallest p at 0.05 over as many as are left, until one is not."""
-    pairs = table("methods.pairs.csv")
-    names = {one["better"] for one in pairs} | {one["worse"] for one in pairs}
-    assert len(pairs) == len(names) * (len(names) - 1) / 2 and all(one["holm"] for one in pairs)
+    pairs = [one for one in table("methods.pairs.csv") if one["holm"]]
+    named = {frozenset((one["better"], one["worse"])) for one in pairs}
+    assert named == {*map(frozenset, methods_table.compared().pairs)}
     apart = set()
     for left, one in zip(
         range(len(pairs), 0, -1), sorted(pairs, key=lambda one: float(one["p"])), strict=True
@@ -94,7 +94,7 @@ def test_what_is_told_apart_is_holms_decision():
             break
         apart.add((one["better"], one["worse"]))
     assert apart == {(o["better"], o["worse"]) for o in pairs if o["told_apart"] == "True"}
-    assert 0 < len(apart) < len(pairs)
+    assert apart
     losses = seeds()
     for one in pairs:
         gap = np.mean(np.subtract(losses[one["worse"]], losses[one["better"]]))

@@ -81,7 +81,7 @@ def expect_the_same_bytes(run_file: Path, document: tomlkit.TOMLDocument, *journ
 
 QWEN3 = tiny.MODEL | {"model_type": "qwen3"}
 DISTRO = {"Distro": tiny.run_document("")["model"]["LLM"]["optimizer"]["Distro"]}
-OPTIMIZERS = (DISTRO, tiny.ADA_DISTRO, tiny.ADAMW, tiny.MUON, tiny.DILOCO)
+OPTIMIZERS = (DISTRO, tiny.ADAMW, tiny.MUON, tiny.DILOCO)
 SIX = [Part(3), Part(6, "SSE4_2")]
 TWENTY = [Part(7, "SSE4_2"), Part(14, "", 2, FUSED), Part(20, "AVX2")]
 FIFTY = [Part(17), Part(34, "AVX2", 2, FUSED), Part(50, "SSE4_2")]

@@ -1,6 +1,7 @@
 """DisTrO: peers exchange a few DCT coefficients of their momentum, and step by the sign."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +17,7 @@ from lockstep.optim.compressed.compressor import (
     SomeBlocks,
     coefficients_of,
 )
-from lockstep.optim.directions import StepDirection, near_one
+from lockstep.optim.directions import near_one
 from lockstep.optim.optimizer import KeyPath, Optimizer, RoundPeers, Tree, clip_scale, rate, scaled
 from lockstep.optim.transform import Exchange, as_transform
 
@@ -32,7 +33,8 @@ class CompressedMomentum:
       compression_decay: Decay of delta per round, in [0, 1].
       weight_decay: Decoupled weight decay, per unit of a parameter's own step size.
       clip_grad_norm: Largest global L2 norm of a peer's gradient; None or 0 for no clipping.
-      direction: Direction and length of each parameter's step.
+      step_scale: Factor of the steps of a group of params, 1 where it is not named; a group is a
+        top-level name of the params, such as "layers".
       aggregate: Takes the place of the mean over the peers that sent a coefficient.
     """
 
@@ -41,7 +43,7 @@ class CompressedMomentum:
     compression_decay: float
     weight_decay: float = 0.0
     clip_grad_norm: float | None = None
-    direction: StepDirection = StepDirection()
+    step_scale: Mapping[str, float] = field(default_factory=dict)
     aggregate: AggregateFn = mean
 
     def __post_init__(self) -> None:
@@ -50,7 +52,7 @@ class CompressedMomentum:
         expect.share("compression_decay", self.compression_decay)
         expect.rates(weight_decay=self.weight_decay)
         expect.clip(self.clip_grad_norm)
-        expect.kind(StepDirection, direction=self.direction)
+        expect.by_group(expect.rates, step_scale=self.step_scale)
         expect.aggregate(self.aggregate)
 
     def zeros(self, params: Tree) -> Tree:
@@ -88,7 +90,7 @@ class CompressedMomentum:
             agreed = self.compressor.aggregate(path, theta, message, present, self.aggregate)
             # Only its direction is used, so any scale will do; near 1, decoding overflows nowhere.
             agreed = agreed * near_one(agreed)
-            return self.direction(path, self.compressor.decode(path, agreed))
+            return jnp.sign(self.compressor.decode(path, agreed))
 
         return jax.tree.map_with_path(decoded, params, messages)
 
@@ -96,8 +98,8 @@ class CompressedMomentum:
         """Return the params after a step of DisTrO in which all peers' deltas equal this one."""
 
         def stepped(path: KeyPath, theta: jax.Array, delta: jax.Array) -> Any:
-            lr = scaled(self.direction.scale, path, self.rate(step - 1))
-            return theta - lr * self.direction(path, self.compressor.decode(path, delta))
+            lr = scaled(self.step_scale, path, self.rate(step - 1))
+            return theta - lr * jnp.sign(self.compressor.decode(path, delta))
 
         return jax.tree.map_with_path(stepped, params, delta)
 
@@ -106,7 +108,7 @@ class CompressedMomentum:
         rates = self.rate(lr_step), self.rate(step) * self.weight_decay
 
         def update(path: KeyPath, theta: jax.Array, d: jax.Array) -> Any:
-            lr, decay = (scaled(self.direction.scale, path, x) for x in rates)
+            lr, decay = (scaled(self.step_scale, path, x) for x in rates)
             return -(lr * d + decay * theta)
 
         return jax.tree.map_with_path(update, params, directions)
@@ -212,8 +214,7 @@ def _overlapped(momentum: CompressedMomentum, overlap: int) -> Optimizer:
         delta = momentum.zeros(params)
         # delta is zero, so whatever positions the first round removes, nothing is lost
         sent = jax.tree.map_with_path(momentum.compressor.first_positions, params)
-        dtype = momentum.direction.dtype
-        zeros = jax.tree.map(lambda theta: jnp.zeros(theta.shape, dtype), params)
+        zeros = jax.tree.map(lambda theta: jnp.zeros(theta.shape, jnp.int8), params)
         return OverlappedState(delta, sent), WaitingDirection(zeros)
 
     def lookahead(params: Tree, own: Tree, shared: Tree, step: jax.Array) -> Tree:
@@ -231,7 +232,7 @@ def _overlapped(momentum: CompressedMomentum, overlap: int) -> Optimizer:
         messages: Tree, peers: RoundPeers, params: Tree, shared: Tree, step: jax.Array
     ) -> tuple[Tree, Tree]:
         directions = momentum.directions(params, messages, peers.weight > 0)
-        waiting = jax.tree.map(lambda d: d.astype(momentum.direction.dtype), directions)
+        waiting = jax.tree.map(lambda d: d.astype(jnp.int8), directions)  # as many as params
         lr_step = step + (overlap == 2)
         return momentum.updates(params, shared.direction, step, lr_step), WaitingDirection(waiting)
 

@@ -9,11 +9,9 @@ import optax
 import pytest
 
 from lockstep.optim.aggregation import mean, median
-from lockstep.optim.compressed.ada_distro import ada_distro
 from lockstep.optim.compressed.compressor import Compressor
 from lockstep.optim.compressed.distro import CompressedMomentum, distro
 from lockstep.optim.dense import adamw, muon, sgd
-from lockstep.optim.directions import StepDirection
 from lockstep.optim.local.local_steps import diloco, fedavg, outer_sgd
 from lockstep.optim.local.outer_steps import delayed_nesterov, heloco
 from lockstep.optim.local.sparseloco import sparseloco
@@ -90,14 +88,6 @@ OPTIMIZERS = {  # name: where it comes to rest, and what makes it
         STREAMED, outer_every=3,
     )),
     "distro": ("median", lambda: distro(CompressedMomentum(RATE, Compressor(8, 8, True), 0.9))),
-    # 5 of 8: a vector's first normalized gradient is all 1 and -1, and of all peers' whole ones the
-    # sum would be rounding where they disagree
-    "ada_distro": ("median", lambda: ada_distro(
-        CompressedMomentum(
-            RATE, Compressor(5, 8, False, jnp.float32), 0.95, direction=StepDirection("orthogonal")
-        ),
-        0.95,
-    )),
     "distro_real_values": ("mean", lambda: distro(
         CompressedMomentum(RATE, Compressor(8, 8, False, jnp.float32), 0.9)
     )),

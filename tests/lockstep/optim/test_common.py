@@ -89,7 +89,7 @@ def test_an_absent_peer_changes_nothing_whatever_its_row_holds(name):
         jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
-EACH_ONCE = ("sgd_median", "distro", "distro_real_values", "ada_distro")
+EACH_ONCE = ("sgd_median", "distro", "distro_real_values")
 
 
 @each_optimizer
@@ -147,7 +147,7 @@ PEER, COPY = jax.sharding.PartitionSpec("peer"), jax.sharding.PartitionSpec()
 
 @pytest.mark.parametrize(
     "name, to, out",
-    [*((name, "varying", PEER) for name in OPTIMIZERS), ("ada_distro", "invarying", COPY)],
+    [*((name, "varying", PEER) for name in OPTIMIZERS), ("distro", "invarying", COPY)],
 )
 def test_inside_shard_map_gives_the_same_params_as_vmap(name, to, out):
     optimizer = make(name)

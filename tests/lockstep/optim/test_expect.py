@@ -18,7 +18,6 @@ from lockstep.optim.aggregation import AggregateFn
 from lockstep.optim.compressed.compressor import Compressor
 from lockstep.optim.compressed.distro import CompressedMomentum
 from lockstep.optim.dense import adamw, sgd
-from lockstep.optim.directions import StepDirection
 from lockstep.optim.local.local_steps import fedavg
 from lockstep.optim.local.sparta import sparta
 from lockstep.optim.optimizer import Optimizer
@@ -43,8 +42,6 @@ GIVEN = {  # builder: what it takes
     "Integers": BITS,
     "Levels": BITS | {"bits": 2},
     "QSGD": BITS,
-    "StepDirection": {},
-    "ada_distro": {"momentum": MOMENTUM, "second_moment_decay": 0.95},
     "adam": {"betas": (0.9, 0.99), "eps": 1e-8},
     "adamw": ADAM,
     "as_transform": {"optimizer": SGD, "exchange": alone},
@@ -71,7 +68,6 @@ GIVEN = {  # builder: what it takes
     "inside": {"optimizer": SGD},
     "local_steps": LOCAL | {"outer": SGD},
     "muon": ADAM | {"momentum": 0.9, "step_scale": {}},
-    "normalized": {"optimizer": SGD, "decay": 0.9},
     "outer_sgd": {"learning_rate": 0.7, "momentum": 0.9},
     "quantized": {"optimizer": SGD, "quantizer": Integers(8, 4)},
     "sgd": {"learning_rate": 0.1, "momentum": 0.9},
@@ -105,7 +101,6 @@ WRONG = {  # annotation: what is none
     Quantizer: (*OTHERS, Integers),
     Compressor: (*OTHERS, Compressor),
     CompressedMomentum: (*OTHERS, CompressedMomentum),
-    StepDirection: (*OTHERS, "sign", StepDirection),
 }
 
 
@@ -142,9 +137,8 @@ def test_what_a_builder_should_take_is_taken(name):
 
 @pytest.mark.parametrize(("name", "parameter"), PARAMETERS)
 def test_a_setting_of_a_wrong_type_or_size_is_named(name, parameter):
-    shown = {("normalized", "decay"): "second_moment_decay"}.get((name, parameter), parameter)
     for wrong in WRONG[inspect.signature(BUILDERS[name]).parameters[parameter].annotation]:
-        with pytest.raises(ValueError, match=rf"^{shown}(\[.*\])? is .*, expected ") as refused:
+        with pytest.raises(ValueError, match=rf"^{parameter}(\[.*\])? is .*, expected ") as refused:
             BUILDERS[name](**GIVEN[name] | {parameter: wrong})
         assert "\n" not in str(refused.value)
 

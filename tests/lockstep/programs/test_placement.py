@@ -20,7 +20,7 @@ from tests.lockstep.programs.rounds import begin, train
 
 pytestmark = pytest.mark.long
 
-OPTIMIZERS = {"AdamW": tiny.ADAMW, "AdaDistro": tiny.ADA_DISTRO, "Streaming": tiny.STREAMING}
+OPTIMIZERS = {"AdamW": tiny.ADAMW, "Streaming": tiny.STREAMING}
 EXPERTS = tiny.DEEPSEEK | {"num_hidden_layers": 1, "first_k_dense_replace": 0}
 
 
@@ -76,12 +76,11 @@ def test_device_groups_are_disjoint_and_what_is_left_over_stays_idle():
 @pytest.mark.parametrize(
     ("optimizer", "model"),
     [
-        pytest.param("Distro", MODEL, marks=pytest.mark.soak),  # AdaDistro does all that it does
-        ("AdaDistro", MODEL),
+        ("Distro", MODEL),
         pytest.param("Streaming", MODEL, marks=pytest.mark.soak),
         ("AdamW", EXPERTS),
     ],
-    ids=["Distro", "AdaDistro", "Streaming", "experts"],
+    ids=["Distro", "Streaming", "experts"],
 )
 def test_losses_are_those_of_one_device(optimizer, model):
     expected = on_one_device(optimizer, json.dumps(model))

@@ -16,11 +16,9 @@ import optax
 
 from lockstep.optim import schedules
 from lockstep.optim.aggregation import RULES
-from lockstep.optim.compressed.ada_distro import ada_distro
 from lockstep.optim.compressed.compressor import Coefficients, Compressor
 from lockstep.optim.compressed.distro import CompressedMomentum, distro
 from lockstep.optim.dense import adamw, muon
-from lockstep.optim.directions import StepDirection
 from lockstep.optim.local.outer_steps import cgad
 from lockstep.optim.local.streaming import decoupled_diloco
 from lockstep.optim.optimizer import Optimizer, RoundPeers
@@ -40,12 +38,10 @@ STACKED: dict[str, Callable[[], Optimizer]] = {  # with matrices of layers, and 
         RATE, momentum=0.95, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, clip_grad_norm=1.0,
         step_scale={"b": 0.5}, stacked=LAYERS,
     ),
-    "ada_distro_of_layers": lambda: ada_distro(
+    "distro_of_layers": lambda: distro(
         CompressedMomentum(
-            RATE, Compressor(5, 64, True, stacked=LAYERS), 0.95, 0.1,
-            direction=StepDirection("orthogonal", {"embed": 0.3}, LAYERS),
-        ),
-        0.95,
+            RATE, Compressor(5, 64, True, stacked=LAYERS), 0.95, 0.1, step_scale={"embed": 0.3}
+        )
     ),
     "decoupled_cgad": lambda: decoupled_diloco(
         adamw(RATE, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0),

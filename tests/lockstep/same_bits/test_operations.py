@@ -1,15 +1,12 @@
 """Each operation of JAX, of each type, has the same bits everywhere by rules, or is refused."""
 
-import os
-import subprocess
-import sys
-
 import jax
 import numpy as np
 import pytest
 
 from lockstep.same_bits import rules
 from lockstep.same_bits.evaluation import same_bits, without_rule
+from tests import tiny
 from tests.lockstep.same_bits import operations
 
 DEVICES = {"all_gather", "sharding_constraint"}  # where arrays lie on several
@@ -66,10 +63,7 @@ def test_what_is_refused_is_named_with_its_types(outcomes):
 def test_what_is_taken_has_the_same_bits_with_other_instructions(types, settings):
     def hashes(instructions):
         flags = f"--xla_allow_excess_precision=false --xla_cpu_max_isa={instructions}"
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.lockstep.same_bits.operations", *types],
-            capture_output=True, text=True, env=os.environ | {"XLA_FLAGS": flags},
-        )  # fmt: skip
+        done = tiny.python("-m", "tests.lockstep.same_bits.operations", *types, XLA_FLAGS=flags)
         assert done.returncode == 0, done.stderr
         return dict(line.rsplit(" ", 1) for line in done.stdout.splitlines())
 

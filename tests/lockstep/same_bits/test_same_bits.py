@@ -16,6 +16,7 @@ from lockstep.same_bits.elementary import Arithmetic
 from lockstep.same_bits.evaluation import same_bits, without_rule
 from lockstep.same_bits.products import in_blocks, in_float64
 from lockstep.same_bits.sums import add_once, scatter_add, total
+from tests import tiny
 from tests.lockstep.same_bits import merges
 
 STEP = jnp.int32(1)
@@ -296,6 +297,15 @@ def test_bfloat16_is_computed_in_float32_and_rounded_once():
     assert without_rule(function, x, y) == set()
 
 
+def test_a_sum_in_bfloat16_is_rounded_before_it_is_used_whatever_xla_is_told():
+    program = """import jax.numpy as jnp, numpy as np
+from lockstep.same_bits.evaluation import same_bits
+x, y, z = np.random.default_rng(0).normal(size=(3, 64)).astype(jnp.bfloat16)
+found = same_bits(lambda x, y, z: ((x + y) * z, x - y - z))(x, y, z)
+assert (np.asarray(found) == [(x + y) * z, x - y - z]).all()"""
+    assert tiny.python("-c", program, XLA_FLAGS="").stderr == ""  # as who knows of no flag of ours
+
+
 def test_what_is_by_rules_stays_so_within_another_function():
     x, y = normal(300, 300), normal(300, 300, seed=1)
 
@@ -448,7 +458,7 @@ def test_a_power_of_an_exponent_that_int32_does_not_hold_is_named():
 
 
 SEVERAL = [  # of each kind of operation some; `make soak` takes all
-    "adamw", "ada_distro_of_layers", "decoupled_cgad", "diloco_sign", "distro_of_values",
+    "adamw", "decoupled_cgad", "diloco_sign", "distro_of_layers", "distro_of_values",
     "muon_of_layers", "rate_cosine", "rule_centered_clip", "rule_rda", "sparseloco",
     "sparta_diloco", "streaming_diloco",
 ]  # fmt: skip

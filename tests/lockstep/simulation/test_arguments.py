@@ -32,7 +32,7 @@ def test_every_name_is_a_whole_table(name):
     given = inspect.signature(lockstep.simulate).parameters
     given = {key: argument.default for key, argument in given.items()}
     given |= {"optimizer": name, "peers": 2, "steps": 2, "batch_size": 3}
-    given["stacked"] = ("w",) if name in ("muon", "ada-distro") else ()
+    given["stacked"] = ("w",) if name == "muon" else ()
     asked = read_arguments(given, ("w",), torch=False)
     rows = asked.round_settings(name).coordinator.batch_size(0)
     assert rows == 2 * 3 * asked.optimizer.steps_of_a_round

@@ -87,7 +87,7 @@ def soak(*values):
         soak({"AdamW": {}}, {"micro_batch": 2}),
         soak({"SPARTA": {"inner_steps": 2, "share": 0.3, "inner": SGD}}, {"correlation_every": 3}),
         soak(
-            {"AdaDistro": {"compression_chunk": 4, "compression_topk": 2}},
+            {"Muon": {}},
             {
                 "params": {"layers": np.eye(3, dtype=np.float32)[None].repeat(2, 0)},
                 "stacked": ("layers",),
@@ -95,7 +95,7 @@ def soak(*values):
             },
         ),
     ],
-    ids=["diloco", "sparseloco", "distro", "int8", "adamw", "sparta", "ada_distro"],
+    ids=["diloco", "sparseloco", "distro", "int8", "adamw", "sparta", "muon"],
 )
 def test_rounds_in_one_program_have_the_bits_of_a_program_for_each_peer(taken, optimizer, given):
     steps, blocks = taken

@@ -2,8 +2,6 @@
 
 import csv
 import json
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +14,7 @@ import lockstep
 from lockstep.errors import LockstepError
 from lockstep.optim.dense import sgd
 from lockstep.wire.message import HEADER
+from tests import tiny
 from tests.errors import refused
 from tests.lockstep.simulation.least_squares import (
     DATA,
@@ -289,7 +288,7 @@ def test_the_librarys_names_are_its_public_ones():
 
 def test_the_pipeline_alone_imports_no_jax():
     program = "import pipeline, sys; assert not {'jax', 'numpy'} & sys.modules.keys()"
-    subprocess.run([sys.executable, "-c", program], check=True)
+    assert tiny.python("-c", program).returncode == 0
     with pytest.raises(AttributeError, match="no attribute 'simulated'"):
         lockstep.simulated  # noqa: B018
 

@@ -21,7 +21,7 @@ from tests.errors import refused
 from tests.everywhere import steps
 
 BROKEN = "llama in 8 bits, broken"
-OTHERS = ["qwen3", "deepseek_v3", "ada-distro", "adamw", "muon", "diloco", "llama scanned"]
+OTHERS = ["qwen3", "deepseek_v3", "adamw", "muon", "diloco", "llama scanned"]
 
 
 def bits(*arguments: object) -> tuple[int, str]:

@@ -4,7 +4,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import numpy as np
 import pytest
@@ -228,6 +228,14 @@ def test_a_hello_that_is_none_is_no_process_and_costs_the_others_nothing(tmp_pat
         (line,) = carrier.lost().values()
         assert line.startswith("nonsense: ") and len(line) < 200
         assert carrier.ask({0: asked(3)}, 10).keys() == {0}
+
+
+def test_a_process_that_it_starts_takes_no_source_from_the_users_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pipeline.py").write_text("a file of the user")
+    hub = Hub("tcp://127.0.0.1:0", Secrets(tmp_path / "secrets", 1), 2**22)
+    with closing(Processes(hub, tmp_path, frozenset({0}), lambda place: {})) as carrier:
+        assert carrier.wait(frozenset({0}), 60) == {0}
 
 
 def test_a_process_started_again_is_another_one_and_has_arrived_anew(tmp_path):

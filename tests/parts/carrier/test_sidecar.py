@@ -3,8 +3,6 @@
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 
@@ -96,7 +94,7 @@ def test_sigint_ends_a_process_that_is_busy_in_foreign_code():
         "signal.signal(signal.SIGINT, lambda *_: None); os.kill(os.getpid(), signal.SIGINT);"
         "[ctypes.CDLL(None).sleep(9) for _ in range(9)]"
     )
-    assert subprocess.run([sys.executable, "-c", busy]).returncode == 128 + signal.SIGINT
+    assert tiny.python("-c", busy).returncode == 128 + signal.SIGINT
 
 
 # ---- Peers' processes share a host's GPUs ----

@@ -1,5 +1,6 @@
 """A training of a comparison as a process: once for all that share it, and how it may end."""
 
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -37,7 +38,7 @@ def _runs(program: str, folder: Path, monkeypatch) -> None:
     """Have each stage run a program instead."""
     folder.mkdir(exist_ok=True)
     (folder / "pipeline.py").write_text(program)
-    monkeypatch.setattr(training_process, "PROJECT", folder)
+    monkeypatch.setattr("sys.path", [str(folder), *sys.path])
 
 
 def test_a_training_diverged_if_its_exit_status_says_so_whatever_its_words_are(
@@ -51,6 +52,14 @@ def test_a_training_diverged_if_its_exit_status_says_so_whatever_its_words_are(
         with refused("data/diverged/x", "No space left") as raised:
             training_process._run("train", tmp_path / "run.toml", tmp_path)
         assert isinstance(raised.value, DivergedError) == (status == DivergedError.status)
+
+
+def test_a_stage_finds_what_a_user_names_from_here_and_its_source_elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pipeline.py").write_text("a file of the user")
+    _runs("import os; print(os.getcwd())", tmp_path / "source", monkeypatch)
+    training_process._run("train", tmp_path / "run.toml", tmp_path)
+    assert (tmp_path / "train.log").read_text() == f"{tmp_path}\n"
 
 
 def test_a_training_that_the_kernel_ends_is_said_to_be_and_its_log_named(tmp_path, monkeypatch):

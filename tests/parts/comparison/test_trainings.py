@@ -132,7 +132,6 @@ def test_a_best_that_has_nothing_beyond_it_is_at_an_edge_and_what_was_not_moved_
     [
         ("sparseloco", "error_feedback", 0.95),
         ("distro", "compression_decay", 0.999),
-        ("ada-distro", "second_moment_decay", 0.95),
         ("streaming-diloco", "mixing", 0.5),
         ("sparta", "share", 0.3),
         ("adamw", "weight_decay", 0.75),
@@ -225,23 +224,6 @@ def test_settings_are_checked_before_anything_is_counted_by_them(recipe, changes
     start = Decided(compare.methods["wrong"].search)
     with refused("methods.wrong", *named):
         document(compare, BASE, PlannedTraining("wrong", None, 3), start)
-
-
-def test_a_method_may_lack_a_key_of_its_card():
-    ada = {"recipe": "ada-distro", "search": {"rate": 1e-3, "step_scale.lm_head": 2.0}}
-    ablated = {"settings": {"update": "sign"}, "without": ["second_moment_decay"]}
-    compare = compared(methods={"a": ada, "b": ada | ablated, "c": ada | {"recipe": "distro"}})
-    start = Decided({"rate": 2e-3, "step_scale.lm_head": 4.0})
-    a, b, c = (
-        runfile.parse(document(compare, BASE, PlannedTraining(name, None, 3), start), name)
-        for name in "abc"
-    )
-    made = (a.llm.optimizer, b.llm.optimizer)
-    assert [x.second_moment_decay for x in made] == [0.95, None]
-    assert [x.update for x in made] == ["orthogonal", "sign"]
-    assert c.llm.optimizer.step_scale["lm_head"] == 4.0
-    with refused("methods.b.without[0]", "second_moment_decy", "did you mean second_moment_decay?"):
-        compared(methods={"b": ada | {"without": ["second_moment_decy"]}})
 
 
 def test_a_pin_of_fresh_weights_is_no_pin_of_another_seeds():

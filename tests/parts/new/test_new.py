@@ -35,7 +35,7 @@ from tests.servers.hub import REPO
 
 RUN = PROJECT / "params" / "run.toml"
 READY = [  # optimizers of ready runs that are the default run but for these
-    *("adamw", "diloco", "streaming-diloco", "sparseloco", "sparta", "sparta-diloco", "ada-distro")
+    *("adamw", "diloco", "streaming-diloco", "sparseloco", "sparta", "sparta-diloco")
 ]
 
 
@@ -254,10 +254,9 @@ def test_what_is_said_stands_in_the_file_too(small, tmp_path):
 def test_a_model_with_one_matrix_for_both_ends_has_no_step_size_for_a_head(small, tmp_path):
     tied = tiny.MODEL | {"vocab_size": 300, "tie_word_embeddings": True}
     write_json(tmp_path / "model" / "config.json", tied)
-    for name in ("muon", "ada-distro"):
-        lockstep_new(tmp_path / name, *small, "--optimizer", name)
-        optimizer = read_run_file(tmp_path / name)["model"]["LLM"]["optimizer"]
-        assert optimizer[CARDS[name].tag]["step_scale"].keys() == {"layers"}
+    lockstep_new(tmp_path / "muon", *small, "--optimizer", "muon")
+    optimizer = read_run_file(tmp_path / "muon")["model"]["LLM"]["optimizer"]
+    assert optimizer["Muon"]["step_scale"].keys() == {"layers"}
 
 
 def test_the_config_of_a_model_on_the_hub_is_fetched_alone(tmp_path, monkeypatch):
@@ -454,7 +453,7 @@ def test_an_existing_file_is_overwritten_only_with_force(small, tmp_path, monkey
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"--optimizer": "adam"}, ("adam", "ada-distro", "adamw")),
+        ({"--optimizer": "adam"}, ("adam", "adamw")),
         ({"--tokens": "many"}, ("many",)),
         ({"--tokens": "10"}, (10, "1,024")),
         ({"--model": "init:9t"}, ("init:9t", "2m")),

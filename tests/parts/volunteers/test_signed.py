@@ -3,8 +3,6 @@
 import json
 import os
 import stat
-import subprocess
-import sys
 
 import pytest
 from hypothesis import given
@@ -14,6 +12,8 @@ from lockstep.errors import LockstepError
 from parts.volunteers import keys, layout, signed
 from parts.volunteers.bodies import JoinRequest, LeaveNotice, MessageRecord
 from pipeline.stage.keys import PROJECT
+from tests import tiny
+from tests.errors import check_names
 
 KEY, OTHER = keys.PrivateKey.generate(), keys.PrivateKey.generate()
 HASH = "ab" * 32
@@ -169,23 +169,24 @@ def test_a_public_key_is_read_back_as_it_is_printed():
 
 
 def test_a_key_is_made_in_the_folder_of_its_user_unless_a_file_is_named(tmp_path):
-    environment = os.environ | {"PYTHONPATH": str(PROJECT), "XDG_CONFIG_HOME": str(tmp_path / "c")}
-    asked = [sys.executable, "-m", "pipeline", "volunteer", "key"]
-    first, again = (
-        subprocess.check_output(asked, cwd=tmp_path, env=environment, text=True) for _ in range(2)
-    )
+    asked, own = ("-m", "pipeline", "volunteer", "key"), str(tmp_path / "c")
+    first, again = (tiny.python(*asked, cwd=tmp_path, XDG_CONFIG_HOME=own).stdout for _ in "12")
     assert first.startswith("ed25519:") and first == again
     (key,) = (path for path in tmp_path.rglob("*") if path.is_file())
     assert key == tmp_path / "c" / "lockstep" / "volunteer.pem"
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
 
 
+def test_a_user_without_a_folder_as_a_containers_gets_no_key_in_the_current_one(tmp_path):
+    program = "import os, pwd, sys; pwd.getpwuid = {}.__getitem__; os.environ.pop('HOME')\n"
+    program += "from pipeline import __main__ as it; sys.argv[1:] = 'volunteer', 'key'; it.main()"
+    check_names(tiny.python("-c", program, cwd=tmp_path, XDG_CONFIG_HOME="").stderr, "--key", "~")
+    assert not [*tmp_path.iterdir()]
+
+
 def test_git_takes_no_private_key_of_a_checkout():
     names = ["volunteer.pem", "mine.pem", "params/lab.pem", "data/x.pem", "mine.key"]
-    done = subprocess.run(
-        ["git", "check-ignore", *names], cwd=PROJECT, capture_output=True, text=True
-    )
-    assert done.stdout.split() == names
+    assert tiny.git(PROJECT, "check-ignore", *names).split() == names
 
 
 # ---- Names ----

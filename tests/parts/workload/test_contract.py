@@ -21,10 +21,7 @@ from tests.parts.workload.finished_run import OWN_STEPS, verdict_of
 from tests.parts.workload.test_commands import verify
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("source", "quick_workers")]
-WAYS = {
-    "gradient": {},
-    "worker": {"workload__inner": "worker", "model__LLM__optimizer": OWN_STEPS},
-}
+WAYS = {"gradient": {}, "worker": {"workload__inner": "worker", "model__LLM__optimizer": OWN_STEPS}}
 
 
 def a_run(folder: Path, wrong: str | None = None, **changes) -> tuple[Path, Path]:

@@ -25,6 +25,7 @@ from pipeline.monitor.sinks import TensorBoardSink, TrackedRun, _last_step
 from pipeline.monitor.tracker import Tracker
 from pipeline.stage.artifacts import Paths
 from pipeline.stage.keys import PROJECT
+from tests import tiny
 from tests.errors import check_names, refused
 from tests.pipeline.finished_run import PEERS, ROUNDS, finish
 
@@ -119,12 +120,7 @@ def tracked(tmp_path_factory) -> Tracked:
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("WANDB_MODE", raising=False)
         cut(found.trained, paths.scratch, 0)
-        killed = subprocess.run(
-            [sys.executable, "-c", KILL, run_file, paths.scratch, found.trained, str(KILLED)],
-            cwd=PROJECT,
-            capture_output=True,
-            text=True,
-        )
+        killed = tiny.python("-c", KILL, run_file, paths.scratch, found.trained, KILLED)
         assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
         cut(found.trained, paths.scratch, SAVED)
         run = name_sinks(run_file, seen, READERS)

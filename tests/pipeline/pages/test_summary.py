@@ -1,6 +1,5 @@
 """The table that a run ends with, and its exit status."""
 
-import subprocess
 import sys
 
 import pytest
@@ -9,7 +8,7 @@ from lockstep.files import read_json, write_json, write_text
 from pipeline import runfile
 from pipeline.pages import summary
 from pipeline.stage.artifacts import METRICS, Paths
-from pipeline.stage.keys import PROJECT
+from tests import tiny
 from tests.errors import refused
 from tests.pipeline.finished_run import CAUGHT, LIAR, finish
 
@@ -57,8 +56,7 @@ def test_an_accepted_run_says_who_was_caught_and_discarded(tmp_path, capsys):
 
 def test_the_command_exits_with_the_status(tmp_path):
     paths = finished(tmp_path, findings=(LIAR,))
-    command = [sys.executable, "-m", "pipeline", "summary", "--run", paths.run, "--root", tmp_path]
-    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
+    done = tiny.python("-m", "pipeline", "summary", "--run", paths.run, "--root", tmp_path)
     assert (done.returncode, done.stderr) == (1, "")
 
 

@@ -32,7 +32,7 @@ ANSWERED = {
     **dict.fromkeys(("evaluate.trust_task_code", "export.every_epoch", "download.stream"), "SAID"),
     "config.checkpointers": "NOWHERE",
     **{f"faults.schedule{key}": "LIE" for key in ("", ".kind", ".peer", ".rounds", ".size")},
-    **{f"{OPTIMIZER}.{name}.{CHUNK}": "SIDE" for name in ("AdaDistro", "Distro", "SparseLoCo")},
+    **{f"{OPTIMIZER}.{name}.{CHUNK}": "SIDE" for name in ("Distro", "SparseLoCo")},
     **{
         f"{table}.{key}": answer
         for table, answer, keys in (

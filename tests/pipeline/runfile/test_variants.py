@@ -4,7 +4,7 @@ import pytest
 
 from lockstep.methods.card import OptimizerVariant
 from lockstep.methods.decoupled import OptimizerDecoupledDiLoCo
-from lockstep.methods.distro import OptimizerAdaDistro
+from lockstep.methods.dense import OptimizerMuon
 from lockstep.methods.schedule import ScheduleCosine, ScheduleLinear, ScheduleVariant
 from lockstep.tables.variant import Variant, variants_of
 from pipeline import runfile
@@ -49,7 +49,7 @@ WEIGHTED_DOCUMENTS = {
     **{key: value for key, value in DOCUMENTS.items() if key not in ONE_SOURCE},
 }
 VARIANTS = [  # each form, with values that are no defaults, and what needs more than its keys
-    ("optimizer", tiny.ADA_DISTRO, OptimizerAdaDistro),
+    ("optimizer", tiny.MUON, OptimizerMuon),
     ("checkpoint", {"Init": INIT}, runfile.CheckpointInit),
     (
         "data_location",

@@ -1,6 +1,5 @@
 """A compiled program is run only by the name, and with the bytes, that it was kept with."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -23,12 +22,7 @@ for device in jax.devices():
 
 def keep(folder: Path) -> subprocess.CompletedProcess:
     """Run two small programs as a stage does, each on two devices."""
-    environment = os.environ | {"JAX_NUM_CPU_DEVICES": "2", "JAX_PLATFORMS": "cpu"}
-    del environment["JAX_COMPILATION_CACHE_DIR"]
-    command = [sys.executable, "-c", KEEP, str(folder)]
-    return subprocess.run(
-        command, cwd=PROJECT, env=environment, check=True, capture_output=True, text=True
-    )
+    return tiny.python("-c", KEEP, folder, JAX_NUM_CPU_DEVICES="2", JAX_COMPILATION_CACHE_DIR="")
 
 
 def test_two_programs_that_changed_their_names_are_compiled_again(tmp_path):

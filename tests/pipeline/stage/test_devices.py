@@ -109,11 +109,11 @@ def test_a_jax_imported_before_is_told_what_it_would_have_read():
     program = """import os, jax
 from pipeline.stage import devices
 from tests import tiny
-os.environ["JAX_NUM_CPU_DEVICES"] = "2"
+os.environ |= {"JAX_NUM_CPU_DEVICES": "2", "JAX_PLATFORMS": "cpu"}  # as `lockstep try --cpu`
 devices.prepare(tiny.parsed(peers__threads=3))
 print(jax.config.jax_default_matmul_precision, jax.device_count())"""
     unset = f"import os; os.environ.pop('JAX_DEFAULT_MATMUL_PRECISION', 0); {program}"
-    assert tiny.python("-c", unset).stdout == "highest 2\n"
+    assert tiny.python("-c", unset, JAX_PLATFORMS="cuda").stdout == "highest 2\n"
 
 
 @pytest.mark.parametrize(

@@ -121,21 +121,3 @@ class Distro:
         if not self.settings["overlap"]:
             return self.results[-1]
         return self.results[-2] if len(self.results) > 1 else np.zeros_like(self.theta)
-
-
-class SecondMoment:
-    """Adafactor's estimate for a matrix, its last two axes being rows and columns; for a vector,
-    Adam's."""
-
-    def __init__(self, decay: float):
-        self.decay, self.squares, self.weight = decay, [], 0.0
-
-    def normalized(self, g: np.ndarray) -> np.ndarray:
-        self.squares = [self.decay * old for old in self.squares] + [(1 - self.decay) * g**2]
-        self.weight = self.decay * self.weight + 1 - self.decay
-        mean = sum(self.squares) / self.weight
-        if g.ndim >= 2:
-            rows = mean.mean(axis=-1, keepdims=True)
-            columns = mean.mean(axis=-2, keepdims=True)
-            mean = rows * columns / rows.mean(axis=-2, keepdims=True)
-        return g / (np.sqrt(mean) + 1e-8)

@@ -9,7 +9,6 @@ import pytest
 
 from lockstep.optim.compressed.compressor import Compressor
 from lockstep.optim.compressed.distro import CompressedMomentum, distro
-from lockstep.optim.directions import StepDirection
 from tests.lockstep.optim.compiled import Peers, compiled
 from tests.lockstep.optim.compressed.reference import Distro, blocks_of, decode
 
@@ -61,7 +60,7 @@ def made(items: tuple):
         compression_decay=settings["decay"],
         weight_decay=settings["wd"],
         clip_grad_norm=settings["clip"],
-        direction=StepDirection(scale={"w": settings.get("scale", 1.0)}),
+        step_scale={"w": settings.get("scale", 1.0)},
     )
     return compiled(distro(momentum, settings["overlap"]))
 
